@@ -28,11 +28,12 @@ COMMANDS = {
     "masked-samples": ("trainer.data.masked.masked_command", "show the samples that BERT or T5 would see"),
     "generate": ("trainer.commands.generate", "continue a prompt with a checkpoint"),
     "evaluate": ("trainer.commands.evaluate", "loss and perplexity of a checkpoint on held-out text"),
+    "checkpoint": ("trainer.commands.checkpoint", "the program behind llmctl checkpoint: import, export, show, verify"),
     "draw-pipeline": ("trainer.commands.draw_pipeline", "draw a pipeline schedule and its bubble, as text and as SVG"),
     "kernels": ("trainer.ops.tools.command", "build, inspect and benchmark the fused kernels"),
-    "rendezvous": ("trainer.process.rendezvous", "print a free port for the rendezvous of a job's ranks"),
 }
 _PARALLEL = ("pretrain",)
+_OF_LLMCTL = ("checkpoint", "data")
 _ENCODING = ("data prepare", "pretrain")
 _WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "masked-samples")
 
@@ -61,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         module = importlib.import_module(COMMANDS[name][0])
         return int(module.main(rest, os.environ) if name in _WITH_ENVIRONMENT else module.main(rest))
     except KeyboardInterrupt:
-        # Users know the data commands as llmctl's.
-        print(f"{'llmctl' if words == 2 else 'trainer'} {name}: interrupted", file=sys.stderr)
+        # Users call these commands through llmctl.
+        print(f"{'llmctl' if arguments[0] in _OF_LLMCTL else 'trainer'} {name}: interrupted", file=sys.stderr)
         return _INTERRUPTED
 
 

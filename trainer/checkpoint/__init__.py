@@ -6,7 +6,7 @@ checkpoints/
     model_rank00000.safetensors       weights, by global name
     optimizer_rank00000.safetensors   masters and moments, "<kind>.<global name>"
   latest_checkpointed_iteration.txt   updated last
-  .iter_0000600.tmp-2/                being written by attempt 2, or left over from its death
+  .iter_0000600.tmp-2/                being written by attempt 2, or left over after its end
 
 Every rank writes the elements that it owns; a rank without elements of a kind has no file. A part of a tensor is a
 contiguous range of a flattened shard box: [file, key, offset and shape of the box, start and stop of the range].

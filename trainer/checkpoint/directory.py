@@ -12,13 +12,14 @@ import re
 import shutil
 from pathlib import Path
 
+from trainer.checkpoint.foreign import describe_foreign
 from trainer.process.run_directory import sync_directory
 
 LATEST = "latest_checkpointed_iteration.txt"
 METADATA = "metadata.json"
 
 _COMPLETE = re.compile(r"iter_(\d{7,})")
-_LEFTOVER = re.compile(r"\.iter_\d{7,}\.(tmp|old)-\d+|\.latest-\d+")
+_LEFTOVER = re.compile(r"\.iter_\d{7,}(_hugging_face)?\.((tmp|old)-\d+|unfinished)|\.latest-\d+")
 _ASIDE = re.compile(r"\.(iter_\d{7,})\.old-(\d+)")
 
 
@@ -30,15 +31,24 @@ class CheckpointError(RuntimeError):
 
 
 class AnotherModelError(CheckpointError):
-    """A sound checkpoint has another model or optimizer than the config.
+    """An undamaged checkpoint has another model or optimizer than the config.
 
     This is a mistake in the config.
     """
 
 
+class ForeignFormatError(AnotherModelError):
+    """A folder holds a model in another program's format. This is a mistake in the config."""
+
+
 def checkpoint_path(root: Path, iteration: int) -> Path:
     """Folder of the complete checkpoint of an iteration."""
     return root / f"iter_{iteration:07d}"
+
+
+def hub_path(root: Path, iteration: int) -> Path:
+    """Hugging Face folder beside the checkpoint of an iteration, with the same weights."""
+    return root / f"iter_{iteration:07d}_hugging_face"
 
 
 def temporary_path(root: Path, iteration: int, attempt: int) -> Path:
@@ -55,7 +65,7 @@ def complete_iterations(root: Path) -> list[int]:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Damage of a checkpoint; None if it is sound.
+    """Damage of a checkpoint; None if it is undamaged.
 
     Compares the metadata with the sizes of the files.
     """
@@ -73,7 +83,11 @@ def find_latest(root: Path) -> tuple[Path | None, str | None]:
     """The checkpoint to resume from, and a warning if it is unexpected.
 
     The choice is the checkpoint that latest_checkpointed_iteration.txt names; if it is missing or damaged, the newest
-    sound one.
+    undamaged one.
+
+    Raises:
+        ForeignFormatError: the checkpoints are those of another program.
+        CheckpointError: all checkpoints are damaged.
     """
     complete = complete_iterations(root)
     named = _named_iteration(root)
@@ -89,9 +103,12 @@ def find_latest(root: Path) -> tuple[Path | None, str | None]:
     for iteration in reversed(complete):
         path = checkpoint_path(root, iteration)
         if damage(path) is None:
-            return path, f"{what}; resuming from {path.name}, the newest sound checkpoint"
+            return path, f"{what}; resuming from {path.name}, the newest undamaged checkpoint"
+    foreign = describe_foreign(root)
+    if foreign is not None:
+        raise ForeignFormatError(f"{root} {foreign}")
     raise CheckpointError(
-        f"{what}, and {root} holds no sound checkpoint; restore one, or remove the folder to start from scratch"
+        f"{what}, and {root} holds no undamaged checkpoint; restore one, or remove the folder to start from scratch"
     )
 
 
@@ -107,13 +124,14 @@ def publish(temporary: Path, root: Path, iteration: int, attempt: int) -> None:
     """Give a written and synced folder its final name, then update the pointer.
 
     A checkpoint of the same iteration, from a run that resumed from an older one, is moved aside first; after a kill
-    at this point, remove_leftovers restores it.
+    at this point, remove_leftovers restores it. The Hugging Face folder of the older weights is deleted.
 
     Raises:
         OSError: the file system refuses; older checkpoints are untouched.
     """
     final = checkpoint_path(root, iteration)
     aside = root / f".{final.name}.old-{attempt}"
+    _remove_hub_folder(root, iteration, attempt)
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
@@ -139,23 +157,31 @@ def _write_pointer(root: Path, iteration: int, attempt: int) -> None:
 
 
 def prune(root: Path, keep_last: int, iteration: int, attempt: int) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints up to ``iteration``.
+    """Delete all but the newest ``keep_last`` checkpoints up to ``iteration``, each with its Hugging Face folder.
 
-    Later checkpoints belong to a course of training that the user left by setting the pointer back; the user keeps
-    them. Each folder is renamed before its files are deleted, so that no half-deleted folder has the name of a
-    complete one.
+    Later checkpoints are kept: the user left them behind by setting the pointer to an older one. Each folder is renamed
+    before its files are deleted, so that no half-deleted folder has the name of a complete one.
     """
     for old in [number for number in complete_iterations(root) if number <= iteration][:-keep_last]:
+        _remove_hub_folder(root, old, attempt)
         aside = root / f".{checkpoint_path(root, old).name}.old-{attempt}"
         checkpoint_path(root, old).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_hub_folder(root: Path, iteration: int, attempt: int) -> None:
+    folder = hub_path(root, iteration)
+    if folder.exists():
+        aside = root / f".{folder.name}.old-{attempt}"
+        folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(root: Path) -> list[str]:
     """Remove files that dead attempts left half-written or half-deleted; returns the names.
 
-    No other attempt may be alive. A sound checkpoint that was moved aside for a new one of its iteration gets its name
-    back if the new one was never published.
+    No other attempt may be running. An undamaged checkpoint that was moved aside for a new one of its iteration gets
+    its name back if the new one was never published.
     """
     if not root.is_dir():
         return []

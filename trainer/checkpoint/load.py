@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from contextlib import ExitStack
-from itertools import accumulate
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainer.checkpoint.directory import AnotherModelError, CheckpointError
-from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, load_metadata, stored_key
-from trainer.checkpoint.regions import Region, overlap, regions_of_flat_range
+from trainer.checkpoint.directory import AnotherModelError
+from trainer.checkpoint.fill import fill_shard
+from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.checkpoint.save import stored_shape
+from trainer.checkpoint.stored_tensors import StoredTensors
 
 if TYPE_CHECKING:
+    from trainer.data_parallel.parameter_shards import StoredShard
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parallel_model import ParallelModel
 
@@ -39,22 +36,6 @@ def load_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
     return metadata
 
 
-def load_training_state(
-    checkpoint: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer
-) -> CheckpointMetadata:
-    """Fill the parameters, masters and moments, and set the optimizer's counters.
-
-    Collective if the model's gradient store is sharded; else each rank loads alone.
-
-    Raises:
-        CheckpointError: the files cannot be read.
-        AnotherModelError: the files hold another model, or no state of this kind of optimizer.
-    """
-    metadata = read_training_state(checkpoint, model, optimizer)
-    resume_optimizer(metadata, model, optimizer)
-    return metadata
-
-
 def read_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
     """Fill only this rank's shards of the weights. Each rank reads alone.
 
@@ -62,10 +43,10 @@ def read_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
         CheckpointError: as load_weights.
     """
     metadata = load_metadata(checkpoint)
-    _check_same_model(checkpoint, metadata.tensors["model"], model)
-    with _Reader(checkpoint, model) as reader:
-        for shard in model.gradients.parameter_shards:
-            reader.fill(metadata, "model", shard.name, shard.weight)
+    check_same_model(checkpoint, _shapes(metadata), model)
+    with StoredTensors(checkpoint, metadata) as stored:
+        for shard in model.stored_shards:
+            _fill(model, stored, "model", shard, shard.weight)
     return metadata
 
 
@@ -77,10 +58,11 @@ def read_training_state(
     Each rank reads alone.
 
     Raises:
-        CheckpointError: as load_training_state.
+        CheckpointError: the files cannot be read.
+        AnotherModelError: the files hold another model, or no state of this kind of optimizer.
     """
     metadata, requested = load_metadata(checkpoint), optimizer.tensors()
-    _check_same_model(checkpoint, metadata.tensors["model"], model)
+    check_same_model(checkpoint, _shapes(metadata), model)
     moments = requested.keys() - {"master"}
     if metadata.optimizer is None or not moments <= metadata.tensors.keys():
         has = metadata.optimizer["name"] if metadata.optimizer else "none"
@@ -90,13 +72,15 @@ def read_training_state(
             "to another folder"
         )
     masters, stored_masters = requested.get("master", {}), metadata.tensors.get("master", {})
-    with _Reader(checkpoint, model) as reader:
+    with StoredTensors(checkpoint, metadata) as stored:
         for shard in model.gradients.parameter_shards:
             # A weight in fp32 is its own master, in the files as in memory. 16-bit weights are copies of their masters.
             kind = "master" if shard.name in stored_masters else "model"
-            reader.fill(metadata, kind, shard.name, masters.get(shard.name, shard.weight))
+            _fill(model, stored, kind, shard, masters.get(shard.name, shard.weight))
             for moment in moments:
-                reader.fill(metadata, moment, shard.name, requested[moment][shard.name])
+                _fill(model, stored, moment, shard, requested[moment][shard.name])
+        for buffer in model.buffer_shards:
+            _fill(model, stored, "model", buffer, buffer.weight)
     return metadata
 
 
@@ -110,16 +94,25 @@ def resume_optimizer(metadata: CheckpointMetadata, model: ParallelModel, optimiz
     model.gradients.wait_for_weights()
 
 
-def _check_same_model(checkpoint: Path, stored: Mapping[str, StoredTensor], model: ParallelModel) -> None:
+def _shapes(metadata: CheckpointMetadata) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in metadata.tensors["model"].items()}
+
+
+def check_same_model(checkpoint: Path, stored: Mapping[str, tuple[int, ...]], model: ParallelModel) -> None:
+    """Check that the stored shapes, by global name, are those of this rank's part of the model.
+
+    Raises:
+        AnotherModelError: a tensor is missing, left over, or has another shape.
+    """
     for name, layout in model.layouts.items():
         if name not in stored:
             raise AnotherModelError(
                 f"{checkpoint} has no tensor {name}, which this model needs; the model section of the config differs "
                 "from that of the run that wrote the checkpoint"
             )
-        if stored[name].shape != stored_shape(layout):
+        if stored[name] != stored_shape(layout):
             raise AnotherModelError(
-                f"{checkpoint} has {name} of shape {list(stored[name].shape)}, but this model needs "
+                f"{checkpoint} has {name} of shape {list(stored[name])}, but this model needs "
                 f"{list(stored_shape(layout))}; the model section, the vocabulary or training.seq_length differs from "
                 "that of the run that wrote the checkpoint"
             )
@@ -145,120 +138,11 @@ def _belongs_here(name: str, model: ParallelModel) -> bool:
     return int(number) in own or int(number) >= model.num_layers
 
 
-class _Reader(ExitStack):
-    """Memory-mapped reads from the tensors of one checkpoint; opens every file once."""
+def _fill(model: ParallelModel, stored: StoredTensors, kind: str, shard: StoredShard, target: Tensor) -> None:
+    """Copy this rank's shard of a global tensor into ``target``, 1-D.
 
-    def __init__(self, checkpoint: Path, model: ParallelModel) -> None:
-        super().__init__()
-        self._checkpoint = checkpoint
-        self._model = model
-        self._parameter_shards = {shard.name: shard for shard in model.gradients.parameter_shards}
-        self._files: dict[str, Any] = {}
-
-    @torch.no_grad()
-    def fill(self, metadata: CheckpointMetadata, kind: str, name: str, target: Tensor) -> None:
-        """Copy this rank's shard of a global tensor into ``target``, 1-D.
-
-        Vocabulary padding becomes zeros.
-
-        Raises:
-            CheckpointError: names the tensor and the checkpoint.
-        """
-        what = f"{self._checkpoint}: {stored_key(kind, name)}"
-        try:
-            stored, shard, end = _Parts(metadata.tensors[kind][name]), self._parameter_shards[name], 0
-            for box in self._model.layouts[name].boxes(self._model.mesh):
-                low, high = max(shard.start, box.start), min(shard.stop, box.stop)
-                if low >= high:
-                    continue
-                target[end : low - shard.start].zero_()
-                end = high - shard.start
-                for region in regions_of_flat_range(box.offset, box.shape, low - box.start, high - box.start):
-                    first = box.start + region.start - shard.start
-                    view = target[first : first + math.prod(region.shape)].view(region.shape)
-                    self._fill_region(what, stored, region, view)
-            target[end:].zero_()
-        except (OSError, SafetensorError, KeyError) as error:
-            raise CheckpointError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
-
-    def _fill_region(self, what: str, stored: _Parts, requested: Region, target: Tensor) -> None:
-        """Copy a region of the global tensor from all parts that overlap with it."""
-        found = 0
-        # If one part has the whole region, counting elements is enough to detect gaps and overlaps.
-        is_filled: Tensor | None = None
-        for part in stored.near(requested):
-            source: Tensor | None = None
-            for region in regions_of_flat_range(part.offset, part.shape, part.start, part.stop):
-                common = overlap(requested.offset, requested.shape, region.offset, region.shape)
-                if common is None:
-                    continue
-                source = self._map(what, part) if source is None else source
-                first = region.start - part.start
-                block = source[first : first + math.prod(region.shape)].view(region.shape)
-                _cut(target, requested.offset, *common).copy_(_cut(block, region.offset, *common))
-                found += math.prod(common[1])
-                if common[1] != requested.shape:
-                    is_filled = torch.zeros(requested.shape, dtype=torch.bool) if is_filled is None else is_filled
-                    _cut(is_filled, requested.offset, *common).fill_(True)
-        filled = found if is_filled is None else int(is_filled.sum())
-        if found != target.numel() or filled != target.numel():
-            problem = "overlaps itself" if found > filled or found > target.numel() else "is incomplete"
-            raise CheckpointError(
-                f"{what} {problem}: {found} elements, {filled} of them distinct, instead of {target.numel()}; the "
-                "checkpoint is damaged, choose another"
-            )
-
-    def _map(self, what: str, part: StoredPart) -> Tensor:
-        """The flattened elements of a part in mapped memory.
-
-        The system reads only the pages in use.
-        """
-        if part.file not in self._files:
-            opened = safe_open(str(self._checkpoint / part.file), framework="pt", device="cpu")
-            self._files[part.file] = self.enter_context(opened)
-        tensor: Tensor = self._files[part.file].get_tensor(part.key)
-        if tensor.numel() != part.stop - part.start:
-            raise CheckpointError(
-                f"{what} has {tensor.numel()} elements in {part.file}, but {part.stop - part.start} in metadata.json; "
-                "the checkpoint is damaged, choose another"
-            )
-        return tensor.view(-1)
-
-
-class _Parts:
-    """The parts of one tensor, indexed by their rows of dim 0.
-
-    A rank needs a few parts out of thousands.
+    Raises:
+        CheckpointError: names the tensor and the checkpoint.
     """
-
-    def __init__(self, stored: StoredTensor) -> None:
-        spans = [(*_rows(part), part) for part in stored.parts]
-        spans.sort(key=lambda span: span[0])
-        self._parts = [part for _, _, part in spans]
-        self._firsts = [first for first, _, _ in spans]
-        # Largest stop so far: no part before the first place where this exceeds a row reaches that row.
-        self._stops = list(accumulate((stop for _, stop, _ in spans), max))
-
-    def near(self, requested: Region) -> list[StoredPart]:
-        """All parts that may have elements in a region of the global tensor."""
-        first, stop = requested.offset[0], requested.offset[0] + requested.shape[0]
-        return self._parts[bisect_right(self._stops, first) : bisect_left(self._firsts, stop)]
-
-
-def _rows(part: StoredPart) -> tuple[int, int]:
-    """First row of dim 0 in a part, and the row after the last.
-
-    Rows are counted in the global tensor.
-    """
-    row = math.prod(part.shape[1:])
-    return part.offset[0] + part.start // row, part.offset[0] + -(-part.stop // row)
-
-
-def _cut(tensor: Tensor, origin: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-    """The box at ``offset`` of a global tensor, cut from ``tensor``.
-
-    ``tensor`` is the box at ``origin``.
-    """
-    for dim, (first, length) in enumerate(zip(offset, shape, strict=True)):
-        tensor = tensor.narrow(dim, first - origin[dim], length)
-    return tensor
+    what = stored.describe(kind, shard.name)
+    fill_shard(what, model, shard, target, partial(stored.blocks, kind, shard.name))

@@ -112,6 +112,11 @@ class CheckpointMetadata:
         """Training iterations that these weights have seen."""
         return int(self.progress["iteration"])
 
+    @property
+    def is_imported(self) -> bool:
+        """True if the weights come from another program: no run of this trainer has a layout of its own here."""
+        return not self.layout and self.optimizer is None and self.iteration == 0
+
     def as_json(self) -> dict[str, Any]:
         """The content of metadata.json."""
         tensors = {

@@ -17,10 +17,16 @@ from trainer.checkpoint.directory import (
     checkpoint_path,
     find_latest,
 )
+from trainer.checkpoint.foreign import foreign_format
+from trainer.checkpoint.hub_weights import check_same_family_model, read_hub_folder
 from trainer.checkpoint.load import read_training_state, read_weights, resume_optimizer
-from trainer.checkpoint.metadata import load_metadata
+from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.config.errors import ConfigError
+from trainer.config.foreign_formats import ForeignFormat
+from trainer.config.sections import ModelConfig
 from trainer.distributed.collectives import any_rank, from_first_rank
+from trainer.hub.folder import is_hub_folder
+from trainer.hub.side_files import SIDE_FOLDER, copy_side_files
 from trainer.process.failure import PeerFailedError
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from trainer.parallel_model import ParallelModel
     from trainer.process.progress import TrainingProgress
 
-_NOTHING, _OWN, _START_POINT, _FAILED = range(4)
+_NOTHING, _OWN, _START_POINT, _HUB_FOLDER, _FAILED = range(5)
 
 # Keys of the model section that no tensor's shape reveals.
 _ARCHITECTURE_KEYS = (
@@ -38,23 +44,51 @@ _ARCHITECTURE_KEYS = (
     "num_query_groups",
     "position_embedding_type",
     "rotary_percent",
+    "position_embedding_offset",
+    "embedding_scale",
+    "norm_placement",
+    "apply_layernorm_1p",
+    "parallel_residual",
+    "rotary_interleaved",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
     "swiglu",
     "openai_gelu",
+    "squared_relu",
+    "activation_func",
+    "gated_linear_unit",
+    "activation_clamp",
+    "activation_alpha",
+    "final_logit_softcapping",
     "moe_router_topk",
     "moe_router_score_function",
     "moe_router_pre_softmax",
     "moe_router_topk_scaling_factor",
+    "moe_router_norm_topk_prob",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_group_score",
 )
 # Keys that further training may change, as for longer contexts.
-_TUNABLE_KEYS = ("rotary_base", "norm_epsilon", "moe_expert_capacity_factor", "moe_token_drop_policy")
+_TUNABLE_KEYS = (
+    "rotary_base",
+    "rotary_base_local",
+    "rope_scaling",
+    "norm_epsilon",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
+)
 
 
 def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
-    """Reject a start point that is missing or indistinguishable from own checkpoints.
+    """Reject a start point that is missing or indistinguishable from own checkpoints, and a folder of another program.
 
     Raises:
         ConfigError: names the key.
     """
+    target = foreign_format(save) if save is not None else None
+    if target is not None:
+        raise ConfigError("checkpoint.save", f"{save} {target.problem_of_target}")
     if config.load is None:
         return
     load = Path(config.load).expanduser()
@@ -66,6 +100,11 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
             f"{save} is also checkpoint.load; with finetune or no_load_* the next attempt could not tell the start "
             "point from its own checkpoints; choose another folder to save in",
         )
+    foreign = foreign_format(load)
+    if foreign is ForeignFormat.HUGGING_FACE:
+        return
+    if foreign is not None:
+        raise ConfigError("checkpoint.load", f"{load} {foreign.problem}")
     if (load / METADATA).is_file():
         raise ConfigError(
             "checkpoint.load", f"{load} is a single checkpoint; name the folder that contains it, {load.parent}"
@@ -88,24 +127,30 @@ def restore(
     """Load the run's start checkpoint; returns its path, None without one.
 
     The run's own checkpoints under ``save`` always take precedence, and load completely; finetune and no_load_* concern
-    the start point only. Collective: all ranks; rank 0 chooses, so that ranks cannot choose differently on a file
-    system that shows them different things.
+    the start point only. A Hugging Face folder, or a checkpoint that was imported from one, gives only the weights.
+    Collective: all ranks; rank 0 chooses, so that ranks cannot choose differently on a file system that shows them
+    different files.
 
     Raises:
         CheckpointError: the chosen checkpoint cannot be read or has another model.
         PeerFailedError: another rank met such an error.
     """
     checkpoint = config.checkpoint
-    roots = {_OWN: save, _START_POINT: Path(checkpoint.load).expanduser() if checkpoint.load else None}
-    source, path = _agree_on_checkpoint(roots, model.mesh.rank, device)
+    load = Path(checkpoint.load).expanduser() if checkpoint.load else None
+    source, path = _agree_on_checkpoint({_OWN: save, _START_POINT: load}, model.mesh.rank, device)
     if path is None:
         return None
-    seed = progress.seed
-    weights_only = checkpoint.no_save_optim if source == _OWN else checkpoint.finetune or checkpoint.no_load_optim
+    metadata: CheckpointMetadata | None = None
+    weights_only = True
     problem: Exception | None = None
     try:
-        _check_same_architecture(path, config)
-        metadata = read_weights(path, model) if weights_only else read_training_state(path, model, optimizer)
+        if source == _HUB_FOLDER:
+            may_differ = _TUNABLE_KEYS if checkpoint.finetune else ()
+            draws = checkpoint.draw_missing_heads
+            read_hub_folder(path, config.model, model, may_differ, may_lack_heads=draws)
+        else:
+            metadata, weights_only = _read_checkpoint(path, config, model, optimizer, is_own=source == _OWN)
+        _keep_side_files(path, save, model.mesh.rank)
     except Exception as error:
         problem = error
     # Every kind of error, and before any rank waits for the others' weights: it would wait until its timeout.
@@ -115,10 +160,11 @@ def restore(
         optimizer.adopt_weights()
         model.gradients.weights_changed()
         model.gradients.wait_for_weights()
-    else:
+    elif metadata is not None:
         resume_optimizer(metadata, model, optimizer)
-    if source == _START_POINT and checkpoint.finetune:
+    if metadata is None or (source == _START_POINT and (checkpoint.finetune or metadata.is_imported)):
         return path
+    seed = progress.seed
     try:
         progress.load(metadata.progress)
     except KeyError as error:
@@ -128,10 +174,50 @@ def restore(
     return path
 
 
-def _check_same_architecture(checkpoint: Path, config: TrainConfig) -> None:
+def _read_checkpoint(
+    path: Path, config: TrainConfig, model: ParallelModel, optimizer: MixedPrecisionOptimizer, *, is_own: bool
+) -> tuple[CheckpointMetadata, bool]:
+    """Fill this rank's shards; returns the metadata, and True if only the weights were read."""
+    metadata, checkpoint = load_metadata(path), config.checkpoint
+    weights_only = checkpoint.finetune or checkpoint.no_load_optim or metadata.is_imported
+    if is_own:
+        weights_only = checkpoint.no_save_optim
+    _check_same_architecture(path, metadata, config)
+    if weights_only:
+        read_weights(path, model)
+    else:
+        read_training_state(path, model, optimizer)
+    return metadata, weights_only
+
+
+def _keep_side_files(path: Path, save: Path | None, rank: int) -> None:
+    """Copy tokenizer and config.json of the model beside the run's checkpoints, for exports; on rank 0.
+
+    Raises:
+        CheckpointError: a file cannot be copied.
+    """
+    if save is None or rank != 0:
+        return
+    source = path if is_hub_folder(path) else path.parent / SIDE_FOLDER
+    target = save / SIDE_FOLDER
+    if not source.is_dir() or source.resolve() == target.resolve():
+        return
+    try:
+        copy_side_files(source, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target}: the tokenizer files of {source} cannot be copied to it: {error.strerror or error}"
+        ) from error
+
+
+def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, config: TrainConfig) -> None:
     """Reject a config that makes another model of weights with equal shapes."""
-    stored, model = load_metadata(checkpoint).config.get("model"), config.model
+    stored, model = metadata.config.get("model"), config.model
     if not stored:
+        return
+    if metadata.is_imported:
+        may_differ = _TUNABLE_KEYS if config.checkpoint.finetune else ()
+        check_same_family_model(checkpoint, ModelConfig(**stored), model, may_differ)
         return
     # A key that was unknown when the checkpoint was written has kept its default behaviour since.
     defaults = {key: field.default for key, field in type(model).model_fields.items() if not field.is_required()}
@@ -162,6 +248,8 @@ def _agree_on_checkpoint(roots: dict[int, Path | None], rank: int, device: torch
         raise problem
     if source == _FAILED:
         raise PeerFailedError("rank 0 found no readable checkpoint and reports the cause")
+    if source == _HUB_FOLDER:
+        return source, roots[_START_POINT]
     root = roots.get(source)
     return source, None if root is None else checkpoint_path(root, iteration)
 
@@ -173,4 +261,6 @@ def _choose(roots: dict[int, Path | None]) -> list[int]:
             print(note, flush=True)
         if path is not None:
             return [source, int(path.name.removeprefix("iter_"))]
+        if source == _START_POINT and root is not None and is_hub_folder(root):
+            return [_HUB_FOLDER, 0]
     return [_NOTHING, 0]

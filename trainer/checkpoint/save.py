@@ -30,7 +30,7 @@ from trainer.checkpoint.directory import (
 )
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
 from trainer.checkpoint.shards import DTYPE_NAMES, write_rank_file
-from trainer.data_parallel.parameter_shards import ParameterShard, speaks_for_copies
+from trainer.data_parallel.parameter_shards import StoredShard, is_first_copy
 from trainer.distributed.collectives import any_rank, sum_over_ranks
 from trainer.process.failure import PeerFailedError
 from trainer.process.run_directory import sync_directory
@@ -151,17 +151,15 @@ class CheckpointWriter:
 
     def _write_part(self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> bool:
         """Write this rank's tensors; True if the rank has any."""
-        parameter_shards = {
-            shard.name: shard for shard in model.gradients.parameter_shards if _is_written(shard, model)
-        }
-        kinds = {"model": {name: shard.weight for name, shard in parameter_shards.items()}}
+        shards = {shard.name: shard for shard in model.stored_shards if _is_written(shard, model)}
+        kinds = {"model": {name: shard.weight for name, shard in shards.items()}}
         if not self.config.checkpoint.no_save_optim:
             kinds |= optimizer.tensors()
         contents: dict[str, dict[str, Tensor]] = {}
         index: dict[str, dict[str, Any]] = {}
         for kind, tensors in kinds.items():
             file = f"{'model' if kind == 'model' else 'optimizer'}_rank{model.mesh.rank:05d}.safetensors"
-            for name, shard in parameter_shards.items():
+            for name, shard in shards.items():
                 if name not in tensors:
                     continue
                 layout, parts = model.layouts[name], []
@@ -214,12 +212,13 @@ def stored_shape(layout: ParameterLayout) -> tuple[int, ...]:
     return (layout.valid_rows or layout.global_shape[0], *layout.global_shape[1:])
 
 
-def _is_written(shard: ParameterShard, model: ParallelModel) -> bool:
-    return speaks_for_copies(model.layouts[shard.name], model.mesh, model.gradients.is_sharded)
+def _is_written(shard: StoredShard, model: ParallelModel) -> bool:
+    is_sharded = model.gradients.is_sharded and shard.name not in model.buffers
+    return is_first_copy(model.layouts[shard.name], model.mesh, is_sharded)
 
 
 def _parts(
-    layout: ParameterLayout, model: ParallelModel, shard: ParameterShard, flat: Tensor, file: str, key: str
+    layout: ParameterLayout, model: ParallelModel, shard: StoredShard, flat: Tensor, file: str, key: str
 ) -> Iterator[tuple[StoredPart, Tensor]]:
     """The parts of a tensor that this rank stores.
 

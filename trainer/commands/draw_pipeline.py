@@ -1,4 +1,4 @@
-"""``python -m trainer draw-pipeline``: draw a pipeline schedule with its bubble, in the terminal and as SVG."""
+"""``python -m trainer draw-pipeline``: draw a pipeline schedule as text and as SVG."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainer.planning.schedule.draw import (
 )
 
 _USAGE = 2
-MOST_SLOTS = 300_000
+MAX_SLOTS = 300_000
 """Limit on ranks times actions per rank (fill and drain included): the largest table takes seconds."""
 _SHORTEST, _LONGEST = 1e-12, 1e12
 
@@ -95,11 +95,11 @@ def _draw(options: argparse.Namespace) -> Drawing:
     kind, pp, count = options.schedule, options.pipeline_model_parallel_size, options.num_micro_batches
     chunks = default_chunks(kind) if options.chunks is None else options.chunks
     placement_of(kind, pp, chunks)
-    if pp * chunks * (pp + count) > MOST_SLOTS:
+    if pp * chunks * (pp + count) > MAX_SLOTS:
         raise DrawingError(
             f"{_count(pp, 'rank', 'ranks')} with {_count(count, 'micro-batch', 'micro-batches')} and "
             f"{_count(chunks, 'chunk', 'chunks')} each are too many to draw: ranks x chunks x (ranks + micro-batches) "
-            f"may be {MOST_SLOTS:,} at most; choose fewer"
+            f"may be {MAX_SLOTS:,} at most; choose fewer"
         )
     schedule = build_schedule(kind, pp, chunks, count)
     durations = {

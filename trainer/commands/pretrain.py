@@ -1,5 +1,6 @@
-"""``python -m trainer pretrain``: config file, Megatron-LM flags that override it, run. Torch-free until it runs.
+"""``python -m trainer pretrain``: train by a config file and overriding flags.
 
+Torch-free until training starts.
 Exit codes: 0 done, 1 the run failed, 2 bad flags, 3 bad config, 130 interrupted.
 """
 
@@ -48,7 +49,7 @@ class CommandLine:
 
 
 def flag_keys() -> dict[str, str]:
-    """Flag (without leading dashes) -> dotted key, for every config key that the trainer reads."""
+    """Flag without dashes -> dotted key, for every config key that the trainer reads."""
     return {key.rpartition(".")[2].replace("_", "-"): key for key in known_keys() if not key.startswith("job.")}
 
 
@@ -69,14 +70,18 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
         elif flag in ALIASES:
             alias = ALIASES[flag]
             target = yielding if alias.yields else result.values
-            target[alias.key] = _one(flag, values) if alias.value is None else _none(flag, values, alias.value)
+            value = _one(flag, values) if alias.value is None else _none(flag, values, alias.value)
+            target[alias.key] = value if alias.entry is None else {**target.get(alias.key, {}), alias.entry: value}
         elif flag in WITHOUT_EFFECT:
             result.notes.append(_without_effect(flag, values))
         elif flag in REFUSED:
             raise UsageError(f"--{flag}: {REFUSED[flag]}")
         else:
             raise UsageError(_unknown(flag, keys))
-    result.values = {**yielding, **result.values}
+    for key, value in yielding.items():
+        given = result.values.setdefault(key, value)
+        if isinstance(value, dict) and isinstance(given, dict):
+            result.values[key] = {**value, **given}
     return result
 
 
@@ -116,7 +121,7 @@ def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
         if values[0] in _FALSE:
             return _none(flag, values[1:], False)
         raise UsageError(f"--{flag}: is a switch; give it alone, or with true or false")
-    if typing.get_origin(annotation) is dict:
+    if dict in [typing.get_origin(kind) for kind in (annotation, *typing.get_args(annotation))]:
         if not values or not all("=" in value for value in values):
             raise UsageError(f"--{flag}: takes one or more NAME=VALUE")
         return dict(value.split("=", 1) for value in values)
@@ -141,7 +146,7 @@ def _unknown(flag: str, keys: Mapping[str, str]) -> str:
     spelled = flag.replace("_", "-")
     if spelled in known:
         return f"--{flag}: flags are written with dashes: --{spelled}"
-    near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.75)
     return f"--{flag}: unknown flag" + (f"; did you mean --{near[0]}?" if near else "; flags are the config's keys")
 
 

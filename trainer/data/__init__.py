@@ -1,1 +1,1 @@
-"""Text to tokens to micro-batches: tokenizers, indexed datasets, GPT samples and the commands that prepare them."""
+"""Data of a run: tokenizers, indexed datasets, samples, batches, and commands that prepare them."""

@@ -16,19 +16,24 @@ _BEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-class StillAtWork(KeyboardInterrupt):
-    """Ctrl-C while the work continues in its thread: leave by ``os._exit``, because nothing else ends the thread."""
+class StillRunning(KeyboardInterrupt):
+    """Ctrl-C while the work continues in its thread.
+
+    Leave by ``os._exit``, because nothing else ends the thread.
+    """
 
 
 def do_in_background(work: Callable[[], _Result], beat: Callable[[], object]) -> _Result:
-    """Return the result of ``work``, run in a thread: Python delivers signals only to the main thread.
+    """Run ``work`` in a thread and return its result.
+
+    The main thread stays free for signals, which Python delivers to it only.
 
     Args:
         work: function to run.
         beat: called in this thread about every second until ``work`` is done.
 
     Raises:
-        StillAtWork: Ctrl-C was pressed.
+        StillRunning: Ctrl-C was pressed.
         BaseException: any exception of ``work``.
     """
     result: Future[_Result] = Future()
@@ -47,7 +52,7 @@ def do_in_background(work: Callable[[], _Result], beat: Callable[[], object]) ->
     except KeyboardInterrupt:
         if result.done():
             raise
-        raise StillAtWork from None
+        raise StillRunning from None
 
 
 def end_with_parent(parent: int) -> None:

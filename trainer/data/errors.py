@@ -2,8 +2,14 @@
 
 
 class DataError(ValueError):
-    """A data file that cannot be used: one sentence with the file, the problem and the remedy."""
+    """A data file that cannot be used.
+
+    The message is one sentence with the file, the problem and the remedy.
+    """
 
 
 class LostWorkerError(DataError):
-    """A worker process has died or hangs, which is no error of the config: the same run may succeed."""
+    """A worker process has died or hangs.
+
+    This is no error of the config: the same run may succeed.
+    """

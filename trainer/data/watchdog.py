@@ -2,7 +2,7 @@
 
 A live worker spends CPU time, if only microseconds while it waits for a slow file system. A worker that hangs (on a
 dead file server, after SIGSTOP, or on a lock that is never released) spends none. A heartbeat from the worker would
-say less: a heartbeat thread continues beside a thread that hangs, and stops while a library holds the GIL.
+be less reliable: its thread continues beside a thread that hangs, and stops while a library holds the GIL.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-TOLD_AFTER_S = 60.0
+REPORT_AFTER_S = 60.0
 """Seconds without CPU time before a report; less if the run's limit is short. File systems fail over in about a
 minute."""
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 _STATES = {
     "D": "waits for a disk or file system",
     "R": "is runnable and gets no CPU",
@@ -46,7 +46,10 @@ class Worker(Protocol):
         """Current work, to follow "while it"."""
 
     def give_up(self, reason: str) -> None:
-        """End the worker, and raise an error of ``reason`` in the waiting thread; called from another thread."""
+        """End the worker, and raise an error of ``reason`` in the waiting thread.
+
+        Called from another thread.
+        """
 
 
 @dataclass
@@ -70,19 +73,22 @@ class _Waiting:
     is_long: bool = False
 
 
-class SilenceWatch:
-    """Checks once a second the worker that a reader waits for; reports a silent worker, and finally gives it up."""
+class Watchdog:
+    """Checks, once a second, the worker that a reader waits for.
 
-    def __init__(self, patience_s: float, say: Callable[[str], None], told_s: float = TOLD_AFTER_S) -> None:
+    Reports a silent worker, and finally gives it up.
+    """
+
+    def __init__(self, patience_s: float, say: Callable[[str], None], report_after_s: float = REPORT_AFTER_S) -> None:
         """Create a watchdog that does not wait for any worker yet.
 
         Args:
             patience_s: seconds of silence before the worker is given up; infinity for never.
             say: called with a line about a silent worker, once per wait, or about long work.
-            told_s: maximum seconds of silence before the report.
+            report_after_s: maximum seconds of silence before the report.
         """
         self._patience_s = patience_s
-        self._told_s = min(told_s, patience_s / 2)
+        self._report_after_s = min(report_after_s, patience_s / 2)
         self._say = say
         self._turn: tuple[Worker] | None = None
         self._ended = threading.Event()
@@ -103,7 +109,7 @@ class SilenceWatch:
 
     def _run(self) -> None:
         seen: _Waiting | None = None
-        while not self._ended.wait(min(_LOOK_EVERY_S, self._told_s / 4)):
+        while not self._ended.wait(min(_POLL_S, self._report_after_s / 4)):
             turn = self._turn
             if turn is None:
                 seen = None
@@ -129,7 +135,7 @@ class SilenceWatch:
                 "check what it waits for and resume the run, or raise parallel.distributed_timeout_minutes"
             )
             self._ended.set()
-        elif silent_s >= self._told_s and not seen.is_reported:
+        elif silent_s >= self._report_after_s and not seen.is_reported:
             seen.is_reported = True
             consequence = "check what it waits for"
             if math.isfinite(self._patience_s):

@@ -214,8 +214,8 @@ class _Sharding:
                 units.append(self._shard(experts, is_expert=True, reshards=self._reshards))
             keeps = is_last_used and part is parts[-1]
             unit = self._shard(part, is_expert=False, reshards=self._reshards and not keeps)
-            if part is getattr(chunk, "embedding", None):
-                # The gradient of a table does not depend on the table's values.
+            if part is getattr(chunk, "embedding", None) and getattr(part, "project", None) is None:
+                # The gradient of a table does not depend on the table's values. That of a projection's input does.
                 unit.set_unshard_in_backward(False)
             units.append(unit)
         units.append(self._shard(chunk, is_expert=False, reshards=self._reshards and not is_last_used))
@@ -239,7 +239,7 @@ def _gather_ahead(units: Sequence[FSDPModule]) -> None:
     ``units`` are in order of forward.
 
     By default fully_shard prefetches the unit that ran before it in time. With several micro-batches under way, the
-    first unit would gather the last one for another micro-batch's forward or backward, too early or in vain.
+    first unit would gather the last one for another micro-batch's forward or backward, too early or for nothing.
     """
     for before, unit in pairwise(units):
         unit.set_modules_to_backward_prefetch([before])

@@ -67,7 +67,7 @@ class GradientBuckets:
         size = parallel.ddp_bucket_size
         if size is None and (self._overlap or (self.is_sharded and parallel.overlap_param_gather)):
             size = _default_bucket_size(mesh, groups)
-        # Without overlap everything travels at once, and one message is fastest.
+        # Without overlap all gradients are sent at once, and one message is fastest.
         plan = plan_buckets(self._parameters, self._layouts, mesh, size)
         device = next(iter(self._parameters.values())).device if self._parameters else None
         self.buffer = torch.zeros(max((b.stop for b in plan), default=0), dtype=torch.float32, device=device)

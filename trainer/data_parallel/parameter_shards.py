@@ -14,25 +14,35 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ParameterShard:
-    """The contiguous range of a flattened parameter that this rank updates.
+class StoredShard:
+    """The contiguous range of a flattened tensor of the model that this rank reads from checkpoints.
 
     Attributes:
-        name: global name of the parameter.
+        name: global name of the tensor.
         start: position of the first element in the rank's flattened part (ParameterLayout.boxes).
-        weight: 1-D, receives the new values; in the model's dtype, or float32 if the store itself keeps masters.
-        gradient: float32, 1-D, of equal length; final after ``finish``, until the next ``begin``.
+        weight: 1-D, receives the values.
     """
 
     name: str
     start: int
     weight: Tensor
-    gradient: Tensor
 
     @property
     def stop(self) -> int:
         """Position after the last element."""
         return self.start + self.weight.numel()
+
+
+@dataclass
+class ParameterShard(StoredShard):
+    """The contiguous range of a flattened parameter that this rank updates.
+
+    Attributes:
+        weight: 1-D, receives the new values; in the model's dtype, or float32 if the store itself keeps masters.
+        gradient: float32, 1-D, of equal length; final after ``finish``, until the next ``begin``.
+    """
+
+    gradient: Tensor
 
 
 class GradientStore(Protocol):
@@ -75,7 +85,7 @@ class GradientStore(Protocol):
         """Wait until all parameters of this rank hold their new values. Collective: all ranks."""
 
 
-def speaks_for_copies(layout: ParameterLayout, mesh: ParallelMesh, is_sharded: bool) -> bool:
+def is_first_copy(layout: ParameterLayout, mesh: ParallelMesh, is_sharded: bool) -> bool:
     """True if no earlier rank along dp and cp holds the same elements.
 
     Together with ``ParameterLayout.owned_ranges`` this gives every element of the model to exactly one rank of the job:

@@ -31,7 +31,7 @@ def sum_shared_gradients(
     - over tp, if every rank sees only a part of the parameter's inputs. Sequence parallelism needs this for norms and
       biases: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
     - over the tensor-parallel ranks that hold copies of the same key and value heads.
-    - between embedding and LM head, for a tied table.
+    - between the first stage and that of the LM head, for a word table that both hold.
     """
     _sum([p.gradient for p in parameter_shards if layouts[p.name].partial_over_tp], groups.tp)
     _sum(list(_key_value_ranges(parameter_shards, layouts, mesh)), groups.kv)
@@ -43,7 +43,7 @@ def _key_value_ranges(
 ) -> Iterable[Tensor]:
     for shard in parameter_shards:
         if layouts[shard.name].has_kv_copies(mesh):
-            key_value = layouts[shard.name].boxes(mesh)[1]
+            key_value = layouts[shard.name].boxes(mesh)[-1]
             low, high = max(shard.start, key_value.start), min(shard.stop, key_value.stop)
             if low < high:
                 yield shard.gradient[low - shard.start : high - shard.start]

@@ -39,7 +39,8 @@ class ParallelMesh:
             number of these heads.
         loss_pp_rank: coordinate on the pipeline axis of the rank with the LM head, as a negative index; -1 is the last
             rank.
-        tied_table: True if embedding and LM head share one table, which the two ranks that hold them keep equal.
+        tied_table: True if the rank with the LM head has the word table too, as its own table or for multi-token
+            prediction, so that the two ranks that hold it keep it equal.
     """
 
     tp: int
@@ -69,7 +70,7 @@ class ParallelMesh:
             ep=parallel.expert_model_parallel_size,
             kv_copies=copies_of_groups(config.model.query_groups, parallel.tensor_model_parallel_size),
             loss_pp_rank=pipeline_placement(config).last_rank - parallel.pipeline_model_parallel_size,
-            tied_table=not config.model.untie_embeddings_and_output_weights,
+            tied_table=not config.model.untie_embeddings_and_output_weights or config.model.mtp_num_layers > 0,
             rank=rank,
         )
 
@@ -189,7 +190,7 @@ class ParallelMesh:
 
     @property
     def embedding_ranks(self) -> tuple[int, ...]:
-        """Ranks of this pipeline with the tied table.
+        """Ranks of this pipeline with the word table.
 
         Without a tied table only the rank with the embedding.
         """
@@ -228,8 +229,8 @@ class ProcessGroups:
         pp: ranks of the pipeline, for messages to later ranks; with gloo for all messages.
         pp_up: ranks of the pipeline, for messages to earlier ranks, so that on a backend without tags a send never
             queues behind a receive. The same group as ``pp`` with gloo.
-        embedding: the two ranks of the pipeline that share a tied table; None on the ranks between, and on all ranks
-            without a tied table.
+        embedding: the two ranks of the pipeline that hold the word table; None on the ranks between, and on all ranks
+            if only one holds it.
     """
 
     tp: dist.ProcessGroup | None = None
@@ -273,7 +274,7 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroup
 
 
 def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Axis and members of every group to create, in the same order on all ranks.
+    """Axis and members of every group, in the same order on all ranks.
 
     Groups with one member are left out.
     """

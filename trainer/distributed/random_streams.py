@@ -13,7 +13,15 @@ from typing import Literal
 
 import torch
 
-DropoutSite = Literal["embedding", "attention", "attention_output", "mlp_output"]
+DropoutSite = Literal[
+    "embedding",
+    "attention",
+    "attention_output",
+    "cross_attention",
+    "cross_attention_output",
+    "mlp_output",
+    "stack_output",
+]
 
 
 def stream_seed(*address: int | str) -> int:

@@ -2,7 +2,8 @@
 
 Legend: T any leading dims, F feed-forward width; I = 2F (gates, then ups) for gated activations, F for others.
 GeLU is the exact one, x * Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2), or its tanh approximation
-(the same section). SwiGLU and GeGLU: Shazeer 2020 (arXiv:2002.05202), equation 6.
+(the same section). SwiGLU and GeGLU: Shazeer 2020 (arXiv:2002.05202), equation 6. Squared ReLU: So et al. 2021
+(arXiv:2109.08668), section 3.
 """
 
 from __future__ import annotations
@@ -19,84 +20,141 @@ from trainer.ops.autograd import differentiable_once, with_gradient
 from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation, compiled
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-Activate = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", Activation, bool], torch.Tensor]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "squared_relu"]
+Activate = Callable[..., torch.Tensor]
+"""See ``_activate``."""
 
-_NUMBERS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_NUMBERS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "squared_relu": 4}
 """Numbers of csrc/common/activation_kind.h."""
 
 
-class _ReferenceSwiGLU(torch.autograd.Function):
-    """SwiGLU that saves only its input, and writes both gradients into one buffer."""
+@dataclass(frozen=True)
+class GateLimits:
+    """Changes of a gated activation, as gpt-oss has them.
+
+    Attributes:
+        clamp: gates are at most this, and ups within plus and minus this; None bounds nothing.
+        alpha: the activated gate is x * sigmoid(alpha x), and 1 is added to the ups; None changes neither.
+    """
+
+    clamp: float | None = None
+    alpha: float | None = None
+
+
+class _ReferenceGated(torch.autograd.Function):
+    """A gated activation that saves only its input, and writes both gradients into one buffer."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate_up: torch.Tensor, kind: Activation, limits: GateLimits | None) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        ctx.kind, ctx.limits = kind, limits
+        return _plain_gated(gate_up, kind, limits)
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, grad_output: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = _limited(gate_up, ctx.limits)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, dim=-1)
         # No out= here: torch.compile does not accept views for out=.
-        grad_up.copy_(grad_output).mul_(F.silu(gate))
-        grad_gate.copy_(torch.ops.aten.silu_backward(grad_output * up, gate))
-        return grad
+        grad_up.copy_(grad_output).mul_(_activated_gate(gate, ctx.kind, ctx.limits))
+        grad_gate.copy_(_gate_backward(grad_output * up, gate, ctx.kind, ctx.limits))
+        if ctx.limits is not None and ctx.limits.clamp is not None:
+            gate, up = gate_up.chunk(2, dim=-1)
+            grad_gate.masked_fill_(gate > ctx.limits.clamp, 0.0)
+            grad_up.masked_fill_(up.abs() > ctx.limits.clamp, 0.0)
+        return grad, None, None
 
 
 def _activate(
-    gate_and_up: Callable[[torch.Tensor], torch.Tensor],
+    gate_and_up: Callable[[torch.Tensor, Activation, GateLimits | None], torch.Tensor],
     inner: torch.Tensor,
     bias: torch.Tensor | None,
     row_weight: torch.Tensor | None,
     kind: Activation,
     gated: bool,
+    limits: GateLimits | None = None,
 ) -> torch.Tensor:
     """The activation [T, F] of ``inner`` [T, I].
 
     Args:
-        gate_and_up: function that computes SwiGLU.
+        gate_and_up: function that computes gated activations.
         inner: if ``gated``, the gates followed by the ups.
         bias: [I], added to ``inner`` first.
         row_weight: [T], at least float32; multiplies the result.
         kind: activation function of the gates, or of all channels if not ``gated``.
         gated: True if the activated gates are multiplied by the ups.
+        limits: changes of a gated activation.
     """
     if bias is not None:
         inner = inner + bias
-    if gated and kind == "silu":
-        activated = gate_and_up(inner)
-    elif gated:
-        gate, up = inner.chunk(2, dim=-1)
-        activated = _ungated(gate, kind) * up
-    else:
-        activated = _ungated(inner, kind)
+    activated = gate_and_up(inner, kind, limits) if gated else _ungated(inner, kind)
     return activated if row_weight is None else (activated * row_weight.unsqueeze(-1)).to(activated.dtype)
 
 
-def _memory_saving_swiglu(inner: torch.Tensor) -> torch.Tensor:
-    activated: torch.Tensor = _ReferenceSwiGLU.apply(inner)  # type: ignore[no-untyped-call]
+def _memory_saving_gated(inner: torch.Tensor, kind: Activation, limits: GateLimits | None) -> torch.Tensor:
+    activated: torch.Tensor = _ReferenceGated.apply(inner, kind, limits)  # type: ignore[no-untyped-call]
     return activated
 
 
-def _plain_swiglu(inner: torch.Tensor) -> torch.Tensor:
+def _plain_gated(inner: torch.Tensor, kind: Activation, limits: GateLimits | None = None) -> torch.Tensor:
+    gate, up = _limited(inner, limits)
+    return _activated_gate(gate, kind, limits) * up
+
+
+def _limited(inner: torch.Tensor, limits: GateLimits | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gates and ups [T, F] within the limits; with alpha, the ups plus 1."""
     gate, up = inner.chunk(2, -1)
-    return F.silu(gate) * up
+    if limits is None:
+        return gate, up
+    if limits.clamp is not None:
+        gate, up = gate.clamp(max=limits.clamp), up.clamp(-limits.clamp, limits.clamp)
+    return gate, up if limits.alpha is None else up + 1
+
+
+def _activated_gate(gate: torch.Tensor, kind: Activation, limits: GateLimits | None) -> torch.Tensor:
+    if limits is None or limits.alpha is None:
+        return _ungated(gate, kind)
+    return gate * torch.sigmoid(gate * limits.alpha)
+
+
+def _gate_backward(grad: torch.Tensor, gate: torch.Tensor, kind: Activation, limits: GateLimits | None) -> torch.Tensor:
+    if limits is None or limits.alpha is None:
+        return _ungated_backward(grad, gate, kind)
+    # x * sigmoid(alpha x) is SiLU(alpha x) / alpha.
+    scaled: torch.Tensor = torch.ops.aten.silu_backward(grad, gate * limits.alpha)
+    return scaled
 
 
 def _ungated(inner: torch.Tensor, kind: Activation) -> torch.Tensor:
-    return F.silu(inner) if kind == "silu" else F.gelu(inner, approximate="tanh" if kind == "gelu_tanh" else "none")
+    if kind == "silu":
+        return F.silu(inner)
+    if kind in ("relu", "squared_relu"):
+        return F.relu(inner) if kind == "relu" else F.relu(inner).square()
+    return F.gelu(inner, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def _ungated_backward(grad: torch.Tensor, inner: torch.Tensor, kind: Activation) -> torch.Tensor:
+    found: torch.Tensor
+    if kind == "silu":
+        found = torch.ops.aten.silu_backward(grad, inner)
+    elif kind == "relu":
+        found = torch.ops.aten.threshold_backward(grad, inner, 0)
+    elif kind == "squared_relu":
+        found = grad * F.relu(inner).mul_(2)
+    else:
+        found = torch.ops.aten.gelu_backward(grad, inner, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return found
 
 
 def _fused(function: Activate) -> Activate:
-    """``function``, except for calls that one torch kernel already computes."""
+    """``function``, except for calls that one torch kernel already computes and forms that it lacks."""
 
     def activate(inner: torch.Tensor, *options: Any) -> torch.Tensor:
-        bias, row_weight, kind, gated = options
+        bias, row_weight, kind, gated, *limits = options
+        if any(limits):
+            return _REFERENCE(inner, *options)
         if bias is None and row_weight is None and not gated and is_one_of_torch(kind, inner.device):
             return _ungated(inner, kind)
         return function(inner, bias, row_weight, kind, gated)
@@ -116,7 +174,9 @@ def is_one_of_torch(kind: Activation, device: torch.device) -> bool:
     On CPUs torch computes the exact GeLU with oneDNN: 22 ms for forward and backward of 4096 x 4096 bfloat16 on one
     core of an AMD EPYC, against 27 ms in the library. The tanh form takes 66 ms in torch and 30 ms in the library.
     """
-    return device.type == "cuda" or kind == "gelu"
+    if kind == "squared_relu":
+        return False
+    return device.type == "cuda" or kind in ("gelu", "relu")
 
 
 def register() -> None:
@@ -198,14 +258,14 @@ def _case(size: Size, draw: Draw) -> Case:
 
 
 def _plain(inner: torch.Tensor, *_: Any) -> torch.Tensor:
-    return _plain_swiglu(inner)
+    return _plain_gated(inner, "silu")
 
 
 def _plain_bias_gelu(inner: torch.Tensor, bias: torch.Tensor, *_: Any) -> torch.Tensor:
     return F.gelu(inner + bias, approximate="tanh")
 
 
-_REFERENCE = partial(_activate, _memory_saving_swiglu)
+_REFERENCE = partial(_activate, _memory_saving_gated)
 
 ACTIVATION: Operation[Activate] = Operation(
     "activation",
@@ -220,6 +280,8 @@ ACTIVATION: Operation[Activate] = Operation(
         _Example(5, 23, "silu", gated=True, has_bias=True, has_weight=True),
         _Example(9, 264, "gelu", gated=False, has_bias=True, has_weight=False),
         _Example(9, 264, "gelu_tanh", gated=False, has_bias=False, has_weight=True),
+        _Example(5, 23, "squared_relu", gated=False, has_bias=True, has_weight=True),
+        _Example(9, 264, "relu", gated=True, has_bias=False, has_weight=True),
         # Shapes of models and experts, with and without biases: whole vectors, several column blocks, sums over several
         # rows.
         _Example(9, 4104, "silu", gated=True, has_bias=False, has_weight=False),
@@ -227,7 +289,7 @@ ACTIVATION: Operation[Activate] = Operation(
         _Example(9, 4104, "silu", gated=True, has_bias=True, has_weight=False),
         _Example(9, 4104, "gelu_tanh", gated=False, has_bias=True, has_weight=False),
     ],
-    small=partial(_activate, _plain_swiglu),
+    small=partial(_activate, _plain_gated),
     register=register,
     bench=Bench(
         "tokens x 2 x width for SwiGLU, or tokens x 1 x width for GeLU with a bias",

@@ -6,7 +6,8 @@ Legend: N tokens, V this rank's columns with padding. With logZ = log(sum over t
     logZ - (1 - label_smoothing) logit[label] - label_smoothing mean(logits) + z_loss logZ^2
 
 (label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7; z-loss: Chowdhery et al. 2022, arXiv:2204.02311,
-section 5). Forward computes statistics of the rank's columns, which the ranks combine; backward computes the gradient.
+section 5). With a softcap c all of it is of the logits c * tanh(logit / c). Forward computes statistics of the rank's
+columns, which the ranks combine; backward computes the gradient.
 Statistics are float32, or float64 for float64 logits.
 """
 
@@ -68,6 +69,8 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         logits, flat = logits.contiguous(), labels.reshape(-1).contiguous()
         rows = logits.view(-1, logits.shape[-1])
+        if terms.softcap is not None:
+            kernels = _REFERENCE_KERNELS
         if kernels.losses is not None and combine is None and columns.is_whole:
             losses, local_max, exp_sum = kernels.losses(rows, flat, columns, terms)
             global_max = local_max
@@ -144,7 +147,7 @@ def _small(
     torch's cross_entropy leaves the logits unchanged.
     """
     # Compiled code raises no error for a label outside the vocabulary.
-    if combine is None and columns.is_whole and not terms.z_loss and not torch.compiler.is_compiling():
+    if combine is None and columns.is_whole and not _has_other_terms(terms) and not torch.compiler.is_compiling():
         width = columns.num_valid
         # Slices and views without effect are skipped: at these sizes they cost as much as real operations.
         valid = logits if logits.shape[-1] == width else logits[..., :width]
@@ -161,6 +164,11 @@ def _small(
         except IndexError:  # a label outside the vocabulary, whose loss must be NaN
             pass
     return _REFERENCE(logits, labels, columns, terms, combine)
+
+
+def _has_other_terms(terms: LossTerms) -> bool:
+    """True if torch's cross_entropy lacks one of the terms."""
+    return bool(terms.z_loss) or terms.softcap is not None
 
 
 def counted_from(
@@ -302,7 +310,9 @@ def _case(size: Size, draw: Draw) -> Case:
     return Case(arguments, _plain, logits.nbytes, 2 * logits.nbytes)
 
 
-_REFERENCE = _cross_entropy(_Kernels(cross_entropy_reference.stats, cross_entropy_reference.gradient_))
+_REFERENCE_KERNELS = _Kernels(cross_entropy_reference.stats, cross_entropy_reference.gradient_)
+"""Also those of every backend with a softcap, which the native kernels lack."""
+_REFERENCE = _cross_entropy(_REFERENCE_KERNELS)
 
 CROSS_ENTROPY: Operation[Callable[..., torch.Tensor]] = Operation(
     "cross_entropy",

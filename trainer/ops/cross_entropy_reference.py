@@ -30,7 +30,7 @@ def stats(
     """Compute the statistics of forward: ``stats`` of the kernels in trainer.ops.cross_entropy."""
     wide = torch.promote_types(rows.dtype, torch.float32)
     positions, is_elsewhere = _positions(labels, columns)
-    label_logits = rows.gather(1, positions).squeeze(1).to(wide).masked_fill_(is_elsewhere, 0.0)
+    label_logits = _capped(rows.gather(1, positions).squeeze(1).to(wide), terms).masked_fill_(is_elsewhere, 0.0)
     label_logits.masked_fill_((labels < 0) | (labels >= columns.vocab_size), torch.nan)
     valid = rows[:, : columns.num_valid]
     maxima = rows.new_full((len(rows),), -torch.inf, dtype=wide)
@@ -39,11 +39,12 @@ def stats(
     if not columns.num_valid:
         return maxima, sums
     for chunk in _chunks(rows):
-        values = valid[chunk].to(wide)
+        values = _capped(valid[chunk].to(wide), terms)
         maximum = torch.amax(values, 1, keepdim=True)
         maxima[chunk] = maximum.squeeze(1)
         # Rows of -inf only are relative to 0: -inf - -inf would be NaN. float32 and float64 rows are left as
-        # exponentials, which saves backward the recomputation; in 16 bits the exponentials would lose digits.
+        # exponentials, which saves backward the recomputation; in 16 bits the exponentials would lose digits, and
+        # backward of a softcap needs the logits.
         values.sub_(maximum.masked_fill_(maximum == -torch.inf, 0.0))
         if terms.label_smoothing:
             torch.sum(values, 1, out=sums[2, chunk])
@@ -71,16 +72,25 @@ def gradient_(
     positions, is_elsewhere = _positions(labels, columns)
     at_label = (grads * (terms.label_smoothing - 1.0)).masked_fill_(is_elsewhere, 0.0).unsqueeze(1)
     rows[:, columns.num_valid :].zero_()
-    if rows.dtype == grads.dtype:
+    if rows.dtype == grads.dtype and terms.softcap is None:
         valid.mul_((shares * shift(global_max, local_max).exp()).unsqueeze(1))
         if terms.label_smoothing:
             valid.sub_(everywhere)
         rows.scatter_add_(1, positions, at_label)
         return
     for chunk in _chunks(rows) if columns.num_valid else ():
-        powers = (valid[chunk].to(grads.dtype) - global_max[chunk, None]).exp_().mul_(shares[chunk, None])
+        values = _capped(valid[chunk].to(grads.dtype), terms)
+        powers = (values - global_max[chunk, None]).exp_().mul_(shares[chunk, None])
         # Added before rounding to 16 bits: the gradient at a nearly certain label would round to 0.
-        valid[chunk] = powers.sub_(everywhere[chunk]).scatter_add_(1, positions[chunk], at_label[chunk])
+        powers.sub_(everywhere[chunk]).scatter_add_(1, positions[chunk], at_label[chunk])
+        if terms.softcap is not None:  # the derivative of c * tanh(x / c) is 1 - tanh(x / c)^2
+            powers.addcmul_(powers, values.div_(terms.softcap).square_(), value=-1)
+        valid[chunk] = powers
+
+
+def _capped(values: torch.Tensor, terms: LossTerms) -> torch.Tensor:
+    """New values under the softcap, or ``values`` themselves without a softcap."""
+    return values if terms.softcap is None else (values / terms.softcap).tanh_().mul_(terms.softcap)
 
 
 def _positions(labels: torch.Tensor, columns: VocabColumns) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
 """LayerNorm over the last dim. Statistics are float32 for 16-bit activations.
 
 Legend: T any leading dims, H hidden.
-Ba et al. 2016 (arXiv:1607.06450), equation 3.
+Ba et al. 2016 (arXiv:1607.06450), equation 3. With ``adds_one`` the factor is 1 + weight, which is not rounded to the
+activations' dtype.
 """
 
 from __future__ import annotations
@@ -17,15 +18,57 @@ from trainer.ops.autograd import differentiable_once, with_gradient
 from trainer.ops.bench_case import EPSILON, ROWS, Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
-Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+Norm = Callable[..., torch.Tensor]
+"""(hidden [T, H], weight [H], bias [H], epsilon, adds_one = False) -> [T, H]."""
 
 
-def _reference(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+class _WithOne(torch.autograd.Function):
+    """LayerNorm with the factor 1 + weight, computed in float32, that saves its input and two numbers per token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        normed, mean, scale = torch.native_layer_norm(
+            hidden.to(wide), weight.shape, weight.to(wide) + 1, bias.to(wide), epsilon
+        )
+        ctx.save_for_backward(hidden, weight, bias, mean, scale)
+        return normed.to(hidden.dtype)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad_normed: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, mean, scale = ctx.saved_tensors
+        wide = mean.dtype
+        found = torch.ops.aten.native_layer_norm_backward(
+            grad_normed.to(wide),
+            hidden.to(wide),
+            weight.shape,
+            mean,
+            scale,
+            weight.to(wide) + 1,
+            bias.to(wide),
+            [True, True, True],
+        )
+        return *(gradient.to(hidden.dtype) for gradient in found), None
+
+
+def _reference(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, adds_one: bool = False
+) -> torch.Tensor:
     """[T, H] -> [T, H]."""
+    if adds_one:
+        normed: torch.Tensor = _WithOne.apply(hidden, weight, bias, epsilon)  # type: ignore[no-untyped-call]
+        return normed
     return F.layer_norm(hidden, weight.shape, weight, bias, epsilon)
 
 
-def _native(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+def _native(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, adds_one: bool = False
+) -> torch.Tensor:
+    if adds_one:  # the kernel knows no such factor
+        return _reference(hidden, weight, bias, epsilon, adds_one)
     normed: torch.Tensor = _layer_norm(hidden, weight, bias, epsilon)[0]
     return normed
 

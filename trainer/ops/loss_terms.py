@@ -29,15 +29,18 @@ class VocabColumns:
 class LossTerms:
     """Loss terms besides the plain cross entropy.
 
-    Training uses the defaults: the config keys are Megatron-LM's flags, and Megatron-LM has no flags for these terms.
-    Custom losses that call ``vocab_parallel_cross_entropy`` may set them.
+    Training sets only ``softcap``: the config keys are Megatron-LM's flags, and Megatron-LM has no flags for the other
+    terms. Custom losses that call ``vocab_parallel_cross_entropy`` may set them.
 
     Attributes:
         z_loss: weight of the squared logarithm of the normaliser.
         label_smoothing: share of the label's probability that is spread evenly over the vocabulary.
         ignore_index: label of tokens without a loss; loss and gradient of these tokens are 0.
+        softcap: c replaces each logit by c * tanh(logit / c) before everything else (Gemma 2, arXiv:2408.00118, section
+            2); None leaves logits as they are.
     """
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     ignore_index: int = -100
+    softcap: float | None = None

@@ -93,6 +93,36 @@ def _rope(kernels: _Kernels) -> Rope:
     return rope
 
 
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Rotate heads [S, B, A, D], all channels, in new memory; for parts of heads that are not packed.
+
+    ``cos`` and ``sin`` as in the operation.
+    """
+    rotated: torch.Tensor = _Rotate.apply(heads, cos.squeeze(3), sin.squeeze(3), interleaved)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class _Rotate(torch.autograd.Function):
+    """See rotate. The gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        # Forward by the negative angle is backward by the angle.
+        target = torch.empty_like(heads, memory_format=torch.contiguous_format)
+        _rotate_back_into(target, heads, cos, -sin, interleaved)
+        return target
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        target = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        _rotate_back_into(target, grad, cos, sin, ctx.interleaved)
+        return target, None, None, None
+
+
 def _reference_split_(
     heads: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool
 ) -> torch.Tensor:

@@ -52,7 +52,7 @@ def _case(size: Size, draw: Draw) -> Case:
     return Case((tensors,), torch.nn.utils.get_total_norm, tensors[0].nbytes)
 
 
-# The second: tensors of several stretches (csrc/common/torch/tensor_chunks.h), and more of them than one launch takes.
+# The second: tensors of several chunks (csrc/common/torch/tensor_chunks.h), and more of them than one launch takes.
 _EXAMPLES = ((37, 5), (1 << 17, (1 << 16) + 24, *([24] * 170)))
 _BENCHED: tuple[Size, ...] = ((1 << 24,), (1 << 12,))
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.data_parallel.parameter_shards import speaks_for_copies
+from trainer.data_parallel.parameter_shards import is_first_copy
 from trainer.ops.tensor_lists import L2_NORM
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class GradientNorm:
         model = self._model
         for shard in model.gradients.parameter_shards:
             layout = model.layouts[shard.name]
-            if not speaks_for_copies(layout, model.mesh, model.gradients.is_sharded):
+            if not is_first_copy(layout, model.mesh, model.gradients.is_sharded):
                 continue
             for start, stop in layout.owned_ranges(model.mesh, shard.start, shard.stop):
                 yield shard.gradient[start - shard.start : stop - shard.start]

@@ -1,4 +1,7 @@
-"""The loss scale, which prevents underflow of fp16 gradients (Micikevicius et al. 2018, section 3.2). Torch-free."""
+"""The loss scale, which prevents underflow of fp16 gradients. Torch-free.
+
+Source: Micikevicius et al. 2018, section 3.2.
+"""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ _NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Masters:
-    """Masters and moments, stepped by AdamW (Loshchilov and Hutter 2019, algorithm 2) or SGD with momentum.
+    """Masters and moments, stepped by AdamW or SGD with momentum.
 
+    AdamW: Loshchilov and Hutter 2019, algorithm 2.
     The division of the gradients by loss scale and clipping needs no separate pass over memory. The set of masters may
     be empty.
     """

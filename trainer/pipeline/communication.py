@@ -33,7 +33,7 @@ from trainer.planning.schedule.traffic import posts_in_order, receive_of, receiv
 
 
 @dataclass(frozen=True)
-class Wire:
+class PipelinePeers:
     """Groups, ranks and shapes of the messages of one run of a table."""
 
     group: dist.ProcessGroup
@@ -56,7 +56,7 @@ class Wire:
         return self.group if message.source < message.destination else self.group_up
 
 
-class Messenger:
+class StageCommunicator:
     """One rank's messages in one run of a schedule table.
 
     This base class serves a pipeline on a single rank.
@@ -101,7 +101,7 @@ class Messenger:
         """Wait until every sent tensor may be overwritten."""
 
 
-class TaggedMessenger(Messenger):
+class TaggedCommunicator(StageCommunicator):
     """Single tagged sends and receives (gloo).
 
     Receives are posted ahead and arrive while this rank computes.
@@ -109,10 +109,10 @@ class TaggedMessenger(Messenger):
     If gloo cannot send from the device's memory, messages go through host memory.
     """
 
-    def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int, most_leaving: int) -> None:
+    def __init__(self, peers: PipelinePeers, schedule: PipelineSchedule, rank: int, most_leaving: int) -> None:
         super().__init__(exchanges(schedule, rank))
-        self._wire = wire
-        self._device = message_device(wire.group, wire.device)
+        self._peers = peers
+        self._device = message_device(peers.group, peers.device)
         self._virtual_stages = schedule.placement.num_virtual_stages
         self._most_leaving = most_leaving
         self._posts = receives_as_needed(self._row)
@@ -123,14 +123,14 @@ class TaggedMessenger(Messenger):
     def _carry(self, step: int, outgoing: Tensor | None) -> Tensor | None:
         if outgoing is not None and (send := self._row[step - 1].send) is not None:
             tensor = outgoing.to(self._device).contiguous()
-            destination = self._wire.ranks[send.destination]
-            self._leaving.append((dist.isend(tensor, destination, self._wire.group, self._tag(send)), tensor))
+            destination = self._peers.ranks[send.destination]
+            self._leaving.append((dist.isend(tensor, destination, self._peers.group, self._tag(send)), tensor))
         if step == len(self._row):
             return None
         for message in self._posts[step]:
-            buffer = self._wire.empty(message, self._device)
-            source = self._wire.ranks[message.source]
-            self._arriving[message] = dist.irecv(buffer, source, self._wire.group, self._tag(message)), buffer
+            buffer = self._peers.empty(message, self._device)
+            source = self._peers.ranks[message.source]
+            self._arriving[message] = dist.irecv(buffer, source, self._peers.group, self._tag(message)), buffer
         self._wait_until_left(self._most_leaving)
         receive = receive_of(self._row[step])
         if receive is None:
@@ -138,7 +138,7 @@ class TaggedMessenger(Messenger):
         work, incoming = self._arriving.pop(receive)
         if work is not None:
             work.wait()
-        return incoming.to(self._wire.device)
+        return incoming.to(self._peers.device)
 
     def _tag(self, message: Message) -> int:
         number = message.micro_batch * self._virtual_stages + message.virtual_stage
@@ -154,32 +154,32 @@ class TaggedMessenger(Messenger):
                 work.wait()
 
 
-class BatchedMessenger(Messenger):
+class BatchedCommunicator(StageCommunicator):
     """All sends and receives between two actions in one batch.
 
     For tables that pass suits_batches.
     """
 
-    def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int) -> None:
+    def __init__(self, peers: PipelinePeers, schedule: PipelineSchedule, rank: int) -> None:
         super().__init__(exchanges(schedule, rank))
-        self._wire = wire
+        self._peers = peers
 
     def _carry(self, step: int, outgoing: Tensor | None) -> Tensor | None:
         operations = []
         if outgoing is not None and (send := self._row[step - 1].send) is not None:
-            peer = self._wire.ranks[send.destination]
-            operations.append(dist.P2POp(dist.isend, outgoing.contiguous(), peer, self._wire.group))
+            peer = self._peers.ranks[send.destination]
+            operations.append(dist.P2POp(dist.isend, outgoing.contiguous(), peer, self._peers.group))
         incoming = None
         receive = receive_of(self._row[step]) if step < len(self._row) else None
         if receive is not None:
-            incoming, peer = self._wire.empty(receive), self._wire.ranks[receive.source]
-            operations.append(dist.P2POp(dist.irecv, incoming, peer, self._wire.group))
+            incoming, peer = self._peers.empty(receive), self._peers.ranks[receive.source]
+            operations.append(dist.P2POp(dist.irecv, incoming, peer, self._peers.group))
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()
         return incoming
 
 
-class OrderedMessenger(Messenger):
+class OrderedCommunicator(StageCommunicator):
     """Single sends and receives that match without tags.
 
     All ranks post them in one order.
@@ -188,9 +188,9 @@ class OrderedMessenger(Messenger):
     message in one direction does not delay the other direction.
     """
 
-    def __init__(self, wire: Wire, schedule: PipelineSchedule, rank: int) -> None:
+    def __init__(self, peers: PipelinePeers, schedule: PipelineSchedule, rank: int) -> None:
         super().__init__(exchanges(schedule, rank))
-        self._wire = wire
+        self._peers = peers
         self._rank = rank
         self._posts = posts_in_order(schedule)[rank]
         self._arriving: dict[Message, tuple[dist.Work | None, Tensor]] = {}
@@ -203,14 +203,14 @@ class OrderedMessenger(Messenger):
                 first.wait()
             self._leaving.popleft()
         for message in self._posts[step]:
-            group = self._wire.group_of(message)
+            group = self._peers.group_of(message)
             if message.source == self._rank:
                 assert outgoing is not None
                 tensor = outgoing.contiguous()
-                peer = self._wire.ranks[message.destination]
+                peer = self._peers.ranks[message.destination]
                 self._leaving.append((dist.isend(tensor, peer, group), tensor))
             else:
-                buffer, peer = self._wire.empty(message), self._wire.ranks[message.source]
+                buffer, peer = self._peers.empty(message), self._peers.ranks[message.source]
                 self._arriving[message] = dist.irecv(buffer, peer, group), buffer
         receive = receive_of(self._row[step]) if step < len(self._row) else None
         if receive is None:
@@ -227,14 +227,14 @@ class OrderedMessenger(Messenger):
         self._leaving.clear()
 
 
-def build_messenger(wire: Wire | None, schedule: PipelineSchedule, rank: int) -> Messenger:
-    """The messenger for a table and the backend of the wire's group.
+def build_communicator(peers: PipelinePeers | None, schedule: PipelineSchedule, rank: int) -> StageCommunicator:
+    """The communicator for a table and the backend of their group.
 
-    ``wire`` is None for a pipeline of one rank.
+    ``peers`` is None for a pipeline of one rank.
     """
-    if wire is None:
-        return Messenger(exchanges(schedule, rank))
-    if is_gloo(wire.group):
-        return TaggedMessenger(wire, schedule, rank, sends_under_way(schedule))
+    if peers is None:
+        return StageCommunicator(exchanges(schedule, rank))
+    if is_gloo(peers.group):
+        return TaggedCommunicator(peers, schedule, rank, sends_under_way(schedule))
     # A batch runs a send and a receive in one call and at once under NCCL, but ends only when both have finished.
-    return (BatchedMessenger if suits_batches(schedule) else OrderedMessenger)(wire, schedule, rank)
+    return (BatchedCommunicator if suits_batches(schedule) else OrderedCommunicator)(peers, schedule, rank)

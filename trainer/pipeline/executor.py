@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.data.samples.batches import MicroBatch
-from trainer.pipeline.communication import Wire, build_messenger
+from trainer.data.samples.further_tokens import with_further_tokens
+from trainer.pipeline.communication import PipelinePeers, build_communicator
 from trainer.pipeline.weight_gradients import WeightGradientQueue, deferring
 from trainer.planning.schedule import Action, ActionKind, PipelineSchedule, all_forward, build_schedule
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
     from trainer.distributed.random_streams import StepRandomness
+    from trainer.model.cache import KeyValueCache
     from trainer.parallel_model import ParallelModel
 
 
@@ -30,39 +33,47 @@ def forward_backward(
     model: ParallelModel,
     micro_batches: Sequence[MicroBatch],
     *,
-    valid_tokens: int,
+    valid_tokens: int | Sequence[int],
     loss_scale: float,
     randomness: StepRandomness,
 ) -> Tensor:
     """Forward and backward of this replica's part of one global batch. Collective: all ranks.
 
     The gradient is that of ``loss_scale * (sum of token losses over the global batch) / valid_tokens``, plus the mean
-    over the micro-batches of auxiliary losses, if layers have any. There are no other divisions: micro-batches
-    and replicas are summed, so that every token has the same weight in every layout.
+    over the micro-batches of auxiliary losses, if layers have any, and the losses of trainer.model.mtp. There are no
+    other divisions: micro-batches and replicas are summed, so that every token has the same weight in every layout. A
+    model with several terms of the loss, such as BERT, adds them up, each with its own divisor.
 
     Args:
         model: afterwards its main gradients are final, still multiplied by ``loss_scale``.
         micro_batches: this replica's, in order, with whole sequences; the same on each of its ranks. Their lengths and
             sizes may differ.
-        valid_tokens: tokens under the loss in the whole global batch, over all replicas.
+        valid_tokens: tokens under the loss in the whole global batch, over all replicas; of a model with several
+            terms, the labels of each (MicroBatch.loss_counts).
         loss_scale: factor that prevents underflow of fp16 gradients; 1 otherwise.
         randomness: dropout streams of this iteration.
 
     Returns:
         Sum of the token losses of this rank's part of its micro-batches, float64 scalar, neither averaged nor scaled;
-        0 on all ranks outside the last stage.
+        0 on all ranks outside the last stage. With several terms [terms], the sum of each.
     """
     model.gradients.begin(len(micro_batches))
     aux_loss_scale = loss_scale / (len(micro_batches) * model.mesh.dp)
-    micro_batches = [model.axes.cp.shard_micro_batch(batch) for batch in micro_batches]
-    training = TrainingStep(model, micro_batches, loss_scale / valid_tokens, aux_loss_scale, randomness)
+    # The shift of multi-token prediction needs whole sequences.
+    depths = model.prediction_depths if model.mesh.computes_loss else 0
+    micro_batches = [model.axes.cp.shard_micro_batch(with_further_tokens(batch, depths)) for batch in micro_batches]
+    factors = loss_scale / torch.tensor(valid_tokens, dtype=torch.float64)
+    training = TrainingStep(model, micro_batches, factors, aux_loss_scale, randomness)
     training.run(build_schedule(model.schedule, model.placement.pp, model.placement.chunks, len(micro_batches)))
     model.gradients.finish()
     return training.loss_sum
 
 
 def run_row(
-    schedule: PipelineSchedule, rank: int, wire: Wire | None, perform: Callable[[Action, Tensor | None], Tensor | None]
+    schedule: PipelineSchedule,
+    rank: int,
+    peers: PipelinePeers | None,
+    perform: Callable[[Action, Tensor | None], Tensor | None],
 ) -> None:
     """Run one rank's row of a table.
 
@@ -71,17 +82,17 @@ def run_row(
     Args:
         schedule: a table that ``check`` accepts.
         rank: this rank's place in the pipeline.
-        wire: connects the ranks; None on a pipeline of one rank.
+        peers: connects the ranks; None on a pipeline of one rank.
         perform: executes one action: takes the action's input by the table and returns its output by the table.
             Either is None if the table has no message for it.
     """
-    messenger = build_messenger(wire, schedule, rank)
+    communicator = build_communicator(peers, schedule, rank)
     outgoing: Tensor | None = None
     for step, action in enumerate(schedule.stages[rank]):
         # This frame must not keep the last output alive: its memory is free as soon as it was sent.
-        incoming, outgoing = messenger.exchange(step, outgoing), None
+        incoming, outgoing = communicator.exchange(step, outgoing), None
         outgoing = perform(action, incoming)
-    messenger.finish(outgoing)
+    communicator.finish(outgoing)
 
 
 class TrainingStep:
@@ -91,13 +102,13 @@ class TrainingStep:
         self,
         model: ParallelModel,
         micro_batches: Sequence[MicroBatch],
-        loss_factor: float,
+        loss_factors: Tensor,
         aux_loss_scale: float,
         randomness: StepRandomness,
     ) -> None:
         self._model = model
         self._micro_batches = micro_batches
-        self._loss_factor = loss_factor
+        self._loss_factors = loss_factors.to(_device(model), torch.float32)
         self._aux_loss_scale = aux_loss_scale
         self._randomness = randomness
         self._queues: list[WeightGradientQueue] = []
@@ -105,7 +116,7 @@ class TrainingStep:
         self._inputs: dict[tuple[int, int], Tensor | None] = {}
         # The edge keeps the graph alive but not the output, whose memory is free as soon as it was sent.
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=_device(model))
+        self.loss_sum = torch.zeros(loss_factors.shape, dtype=torch.float64, device=_device(model))
 
     def run(self, schedule: PipelineSchedule) -> None:
         """Run this rank's row of the table. Collective: all ranks."""
@@ -115,7 +126,7 @@ class TrainingStep:
         with ExitStack() as stack:
             if any(action.kind is ActionKind.BACKWARD_WEIGHT for action in backwards):
                 self._queues = [stack.enter_context(deferring(chunk)) for chunk in chunks]
-            run_row(schedule, rank, _wire(self._model, self._micro_batches), self.perform)
+            run_row(schedule, rank, _peers(self._model, self._micro_batches), self.perform)
 
     def perform(self, action: Action, incoming: Tensor | None) -> Tensor | None:
         """Execute one action of the table; see run_row."""
@@ -149,7 +160,7 @@ class TrainingStep:
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
         turn = action.micro_batch, action.chunk
         if gradient is None:
-            gradient = torch.full((), self._loss_factor, dtype=torch.float32, device=self.loss_sum.device)
+            gradient = self._loss_factors
         torch.autograd.backward(self._outputs.pop(turn), gradient)
         hidden = self._inputs.pop(turn)
         return hidden.grad if hidden is not None else None
@@ -164,17 +175,22 @@ def forward_only(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> T
 
     Returns:
         Sum of the token losses of this rank's part of the sequences, float64 scalar, 0 on all ranks outside the last
-        stage.
+        stage. With several terms of the loss [terms] on the last stage, the sum of each.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=_device(model))
     parts = [model.axes.cp.shard_micro_batch(batch) for batch in micro_batches]
     for loss in _forward_stages(model, parts, compute_loss=True):
-        loss_sum += loss
+        loss_sum = loss_sum + loss
     return loss_sum
 
 
 @torch.no_grad()
-def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
+def forward_logits(
+    model: ParallelModel,
+    tokens: Tensor,
+    encoder_tokens: Tensor | None = None,
+    encoder_mask: Tensor | None = None,
+) -> Tensor | None:
     """Logits of the whole vocabulary.
 
     Collective: all ranks of the replica; all ranks of the job if replicas divide experts or weights among themselves.
@@ -183,6 +199,8 @@ def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
         model: left unchanged.
         tokens: int64 [B, S], the same on all ranks. S need not be that of the training config, nor divisible over tp
             and cp; but rounded up to the next divisible length it must be within max_position_embeddings.
+        encoder_tokens: int64 [B, E] of a model with encoder and decoder, whose ``tokens`` are the decoder's.
+        encoder_mask: bool [B, E], False for padding of the encoder's tokens; None: no padding.
 
     Returns:
         [B, S, V] in the model's dtype on the last stage's ranks, None on the others.
@@ -192,9 +210,34 @@ def forward_logits(model: ParallelModel, tokens: Tensor) -> Tensor | None:
     # Padding at the end changes nothing: attention is causal, and experts drop no tokens outside of training.
     multiple = math.lcm(cp.divisor, cp.size * (tp.size if tp.sequence_parallel else 1))
     padded = nn.functional.pad(tokens, (0, -length % multiple))
-    part = cp.shard_micro_batch(MicroBatch(tokens=padded, labels=padded))
+    batch = MicroBatch(tokens=padded, labels=padded)
+    if encoder_tokens is not None:
+        mask = torch.ones_like(encoder_tokens, dtype=torch.bool) if encoder_mask is None else encoder_mask
+        padding = (0, -encoder_tokens.shape[1] % multiple)
+        source, mask = (nn.functional.pad(part, padding) for part in (encoder_tokens, mask))
+        batch = replace(batch, encoder_tokens=source, encoder_mask=mask)
+    part = cp.shard_micro_batch(batch)
     outputs = _forward_stages(model, [part], compute_loss=False)  # of [S/c, B, V/t]
     return cp.gather(_gather_vocabulary(model, outputs[0]))[:length].transpose(0, 1) if outputs else None
+
+
+@torch.inference_mode()
+def forward_next(model: ParallelModel, tokens: Tensor, cache: KeyValueCache) -> Tensor | None:
+    """Logits of the token after each row, of the whole vocabulary.
+
+    Collective: all ranks of the replica; all ranks of the job if replicas divide experts among themselves.
+
+    Args:
+        model: without sequence and context parallelism; left unchanged.
+        tokens: int64 [B, S], the same on all ranks: the prompts with padding behind them, and afterwards [B, 1].
+        cache: of this rank; takes the tokens.
+
+    Returns:
+        [B, V] in the model's dtype on the last stage's ranks, None on the others.
+    """
+    outputs = _forward_stages(model, [MicroBatch(tokens, tokens)], compute_loss=False, cache=cache)
+    cache.advance()
+    return _gather_vocabulary(model, outputs[0])[0] if outputs else None
 
 
 def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
@@ -212,7 +255,13 @@ def _gather_vocabulary(model: ParallelModel, local: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1)[..., : table.valid_rows]
 
 
-def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *, compute_loss: bool) -> list[Tensor]:
+def _forward_stages(
+    model: ParallelModel,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    compute_loss: bool,
+    cache: KeyValueCache | None = None,
+) -> list[Tensor]:
     """Outputs of the last virtual stage, one per micro-batch.
 
     An empty list on ranks without this stage.
@@ -221,14 +270,14 @@ def _forward_stages(model: ParallelModel, micro_batches: Sequence[MicroBatch], *
 
     def perform(action: Action, hidden: Tensor | None) -> Tensor | None:
         chunk = model.chunks[action.chunk]
-        output: Tensor = chunk(hidden, micro_batches[action.micro_batch], None, compute_loss)
+        output: Tensor = chunk(hidden, micro_batches[action.micro_batch], None, compute_loss, cache=cache)
         if not _is_last(model, action.chunk):
             return output
         outputs.append(output)
         return None
 
     schedule = all_forward(model.placement, len(micro_batches))
-    run_row(schedule, model.mesh.pp_rank, _wire(model, micro_batches), perform)
+    run_row(schedule, model.mesh.pp_rank, _peers(model, micro_batches), perform)
     return outputs
 
 
@@ -237,11 +286,11 @@ def _is_last(model: ParallelModel, chunk: int) -> bool:
     return model.placement.virtual_stage(model.mesh.pp_rank, chunk) == model.placement.num_virtual_stages - 1
 
 
-def _wire(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> Wire | None:
+def _peers(model: ParallelModel, micro_batches: Sequence[MicroBatch]) -> PipelinePeers | None:
     groups = model.groups
     if groups.pp is None or groups.pp_up is None:
         return None
-    return Wire(
+    return PipelinePeers(
         group=groups.pp,
         group_up=groups.pp_up,
         ranks=tuple(dist.get_process_group_ranks(groups.pp)),

@@ -2,8 +2,8 @@
 
 Linear layers pass their weight gradient to an accumulator as the factors of a product
 (trainer.model.tensor_parallel.linear). During the backward of inputs, a queue between the layers and their accumulators
-keeps these products, and runs them when the schedule table says so. The small gradients of biases, norms and embeddings
-stay in the backward of inputs. Source: Qi et al. 2023 (arXiv:2401.10241), section 2.1.
+keeps these products, and runs them at their place in the schedule table. The small gradients of biases, norms and
+embeddings stay in the backward of inputs. Source: Qi et al. 2023 (arXiv:2401.10241), section 2.1.
 
 The queue keeps the factors as the products take them. Under sequence parallelism the input of a column-parallel layer
 has been gathered by then. The queue keeps the whole input, t times as much as 1F1B keeps, because its gather overlaps

@@ -1,1 +1,1 @@
-"""One process of a job: launch environment, rendezvous, run directory, heartbeat, stop, metrics."""
+"""One process of a job: launch environment, run directory, heartbeat, stop, metrics."""

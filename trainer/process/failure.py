@@ -1,4 +1,4 @@
-"""Failure records of ranks, which tell the first failure from its consequences. Torch-free."""
+"""Failure records of ranks, which separate the first failure from its consequences. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class FailureRecord:
     """Content of errors/rank-NNNNN.json.
 
     Attributes:
-        consequence: True if the rank only noticed that other ranks had gone or did not answer.
+        consequence: True if the rank only noticed that other ranks had ended or did not answer.
         time: time of the failure in seconds since the epoch. The cause has the smallest time among the records that
             are no consequence.
-        exit_code: exit code of the rank. job.sh reads the last three fields from the end of the file, so that the job
-            exits with the code of the cause, whatever the launcher returns.
+        exit_code: exit code of the rank. The supervisor reads the record, so that the job exits with the code of the
+            cause, whatever the launcher returns.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Rank and rendezvous of this process, from torchrun, srun, mpirun or a plain shell. Torch-free.
+"""Rank and rendezvous of this process, from torchrun, srun, mpirun or the shell. Torch-free.
 
 Sources: torchrun's variables (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables), "OUTPUT
 ENVIRONMENT VARIABLES" of srun(1), Open MPI's ``OMPI_COMM_WORLD_*`` (mpirun(1)), ``PMI_*`` of MPICH's hydra, Intel MPI

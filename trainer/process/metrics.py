@@ -72,6 +72,7 @@ def training_row(
         "consumed_samples": progress.consumed_samples,
         "consumed_tokens": progress.consumed_tokens,
         "lm_loss": progress.interval_loss / progress.interval_tokens if has_loss else None,
+        **{name: total / count for name, (total, count) in progress.further_losses.items() if count},
         "grad_norm": grad_norm,
         "learning_rate": learning_rate,
         "loss_scale": loss_scale,
@@ -86,8 +87,10 @@ def training_row(
     }
 
 
-def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str, Any]:
-    """Build the row of an evaluation: mean loss per valid token and perplexity.
+def validation_row(
+    attempt: int, iteration: int, loss: float | None, further: Mapping[str, float | None] | None = None
+) -> dict[str, Any]:
+    """Build the row of an evaluation: mean loss per valid token and perplexity, and ``further`` terms of the loss.
 
     Both are None without valid tokens.
     """
@@ -96,8 +99,18 @@ def validation_row(attempt: int, iteration: int, loss: float | None) -> dict[str
         "iteration": iteration,
         "valid_loss": loss,
         "valid_ppl": None if loss is None else perplexity(loss),
+        **{f"valid_{name}": mean for name, mean in (further or {}).items()},
         "time": time.time(),
     }
+
+
+def tasks_row(attempt: int, iteration: int, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Build the row of an evaluation of tasks: task -> metric -> value; a value that is not finite is None."""
+    finite = {
+        task: {name: value if math.isfinite(value) else None for name, value in values.items()}
+        for task, values in metrics.items()
+    }
+    return {"attempt": attempt, "iteration": iteration, "tasks": finite, "time": time.time()}
 
 
 def perplexity(loss: float) -> float:
@@ -111,6 +124,7 @@ def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) ->
     parts = [
         f"iteration {row['iteration']}/{train_iters}",
         f"loss {_number(row['lm_loss'], '.4f')}",
+        *_further_losses(row),
         f"grad norm {_number(row['grad_norm'], '.3f')}",
         f"lr {row['learning_rate']:.2e}",
         f"{row['tokens_per_s']:,.0f} tokens/s",
@@ -130,8 +144,21 @@ def validation_line(row: Mapping[str, Any], train_iters: int) -> str:
     """Console line of a validation row."""
     return (
         f"iteration {row['iteration']}/{train_iters} | validation loss {_number(row['valid_loss'], '.4f')} | "
-        f"perplexity {_number(row['valid_ppl'], '.2f')}"
+        f"perplexity {_number(row['valid_ppl'], '.2f')}" + "".join(f" | {part}" for part in _further_losses(row))
     )
+
+
+def _further_losses(row: Mapping[str, Any]) -> list[str]:
+    """Words for the losses besides that of the next token."""
+    names = [key for key in row if key.endswith("_loss") and key not in ("lm_loss", "valid_loss")]
+    return [f"{name.replace('_', ' ')} {_number(row[name], '.4f')}" for name in names]
+
+
+def tasks_line(row: Mapping[str, Any], train_iters: int) -> str:
+    """Console line of a row of tasks."""
+    metrics = [(f"{task} {name}", value) for task, found in row["tasks"].items() for name, value in found.items()]
+    values = [f"{name} {_number(value, '.4f')}" for name, value in metrics]
+    return " | ".join([f"iteration {row['iteration']}/{train_iters}", *values])
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,10 +1,13 @@
-"""Progress of a training run: the state besides tensors that an exact resume needs. Torch-free."""
+"""Progress of a run: the state besides tensors that an exact resume needs. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+# Values that only some runs have, and what stands for an absent one.
+_OPTIONAL: dict[str, Callable[[], Any]] = {"data_state": lambda: None, "further_losses": dict}
 
 
 @dataclass
@@ -20,6 +23,7 @@ class TrainingProgress:
         interval_iterations: iterations since the last logged one.
         interval_loss: sum of the finite token losses of these iterations.
         interval_tokens: number of tokens in that sum.
+        further_losses: the same sum and number of each further loss, such as BERT's sop_loss, or mtp_1_loss.
         seed: seed of dropout. The data order follows training.seed of the config.
         data_state: source of the samples and, for streamed text, the position in the text; None if
             ``consumed_samples`` is sufficient.
@@ -33,6 +37,7 @@ class TrainingProgress:
     interval_iterations: int = 0
     interval_loss: float = 0.0
     interval_tokens: int = 0
+    further_losses: dict[str, list[float]] = field(default_factory=dict)
     seed: int = 0
     data_state: dict[str, Any] | None = None
 
@@ -41,15 +46,30 @@ class TrainingProgress:
         """Number of iterations that updated the weights."""
         return self.iteration - self.skipped_iterations - self.nan_iterations
 
+    def add_losses(self, losses: Mapping[str, tuple[float, int]]) -> None:
+        """Add the sum and the number of labels of each term of an iteration's loss; the first is that of tokens."""
+        (first_sum, first_count), *_ = losses.values()
+        self.interval_loss += first_sum
+        self.interval_tokens += first_count
+        for name, (total, count) in list(losses.items())[1:]:
+            self.add_further_loss(name, total, count)
+
+    def add_further_loss(self, name: str, loss: float, count: float) -> None:
+        """Add the sum of a further loss in one iteration, and the number of its labels."""
+        before = self.further_losses.get(name, [0.0, 0.0])
+        self.further_losses[name] = [before[0] + loss, before[1] + count]
+
     def begin_interval(self) -> None:
         """Reset the counters of the logging interval."""
         self.interval_iterations, self.interval_loss, self.interval_tokens = 0, 0.0, 0
+        self.further_losses = {}
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint; floats survive JSON exactly."""
         values = asdict(self)
-        if self.data_state is None:
-            del values["data_state"]
+        for name in _OPTIONAL:
+            if not values[name]:
+                del values[name]
         return values
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -59,5 +79,5 @@ class TrainingProgress:
             KeyError: a counter is missing.
         """
         for item in fields(self):
-            is_optional = item.name == "data_state"
-            setattr(self, item.name, state.get(item.name) if is_optional else state[item.name])
+            absent = _OPTIONAL.get(item.name)
+            setattr(self, item.name, state[item.name] if absent is None else state.get(item.name, absent()))

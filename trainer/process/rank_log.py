@@ -1,4 +1,7 @@
-"""Redirection of each rank's output to its own log file, before torch is imported. Torch-free."""
+"""Redirection of each rank's output to its own log, before torch is imported.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class ConsoleCopy:
         self._thread.join(timeout=10.0)
 
     def _run(self) -> None:
-        # The terminal or the reader of a pipe may be gone; training continues without it.
+        # The terminal or the reader of a pipe may have closed; training continues without it.
         with contextlib.suppress(OSError):
             while not self._end.wait(_POLL_SECONDS):
                 self._copy()

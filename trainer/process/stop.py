@@ -1,4 +1,4 @@
-"""Requests to save and exit: a file that job.sh touches, or a signal. Torch-free."""
+"""Requests to save and exit: a file that the supervisor creates, or a signal. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing_extensions import Self
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that schedulers send before they end a job: ``--signal`` of sbatch(1), ``-notify`` and s_rt of Grid Engine's
 qsub(1) may reach every process of a job, and would otherwise end a rank before it has saved."""
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 """Interval between checks for the file: steps may take milliseconds, and the file system is shared."""
 
 
@@ -52,7 +52,7 @@ class StopRequest:
     def _is_file_there(self) -> bool:
         if self._file is None or self._is_found or time.monotonic() < self._next_look:
             return self._is_found
-        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        self._next_look = time.monotonic() + _POLL_S
         # A network file system caches for up to a minute that a file did not exist; opening its folder refreshes the
         # cache (nfs(5): close-to-open consistency holds for directories too).
         with suppress(OSError), os.scandir(self._file.parent) as names:

@@ -2,7 +2,8 @@
 
 The loop ends at completion or a stop request.
 
-Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, logging, evaluation, checkpoint.
+Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, logging, evaluation, checkpoint,
+export.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
 from trainer.optimizer.learning_rate import learning_rate
@@ -22,6 +24,8 @@ from trainer.process.device import peak_memory_bytes
 from trainer.process.metrics import (
     MetricsFile,
     SpeedScale,
+    tasks_line,
+    tasks_row,
     training_line,
     training_row,
     validation_line,
@@ -29,6 +33,8 @@ from trainer.process.metrics import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainer.checkpoint.save import CheckpointWriter
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from trainer.process.heartbeat import Heartbeat
     from trainer.process.progress import TrainingProgress
     from trainer.process.stop import StopRequest
+    from trainer.training.task_evaluation import TaskEvaluation
 
 Ending = Literal["completed", "stopped"]
 
@@ -48,6 +55,7 @@ class TrainingLoop:
 
     Attributes:
         writer: None disables saving.
+        tasks: evaluated while training; None without.
         metrics: on global rank 0 of a run with a directory, else None.
         saved_iteration: iteration of an existing checkpoint, which is not written again.
     """
@@ -62,6 +70,7 @@ class TrainingLoop:
     heartbeat: Heartbeat
     device: torch.device
     writer: CheckpointWriter | None = None
+    tasks: TaskEvaluation | None = None
     metrics: MetricsFile | None = None
     attempt: int = 1
     saved_iteration: int | None = None
@@ -88,12 +97,16 @@ class TrainingLoop:
             if not is_asked and iteration % training.eval_interval == 0:
                 self._evaluate()
                 evaluated = iteration
+            if not is_asked and self.tasks is not None and self.tasks.is_due(iteration):
+                self._evaluate_tasks(self.tasks)
             if checkpoint.save_interval is not None and iteration % checkpoint.save_interval == 0:
                 self._save()
         if self.progress.iteration >= training.train_iters:
             # Before the save: a kill between the two must not lose the last evaluation.
             if evaluated != self.progress.iteration:
                 self._evaluate()
+            if self.tasks is not None and not self.tasks.is_due(self.progress.iteration):
+                self._evaluate_tasks(self.tasks)
             is_stopped = False
         self._save()
         return "stopped" if is_stopped else "completed"
@@ -103,16 +116,16 @@ class TrainingLoop:
         began = time.perf_counter()
         progress, training = self.progress, self.config.training
         self._beat("data")
-        micro_batches, own_tokens = self._micro_batches("train", progress.consumed_samples)
-        valid_tokens = self.config.global_batch_size(self.model.mesh.dp) * training.seq_length
+        micro_batches, own_counts = self._micro_batches("train", progress.consumed_samples)
+        counts = [self.config.global_batch_size(self.model.mesh.dp) * training.seq_length]
         if self.data.masks_loss:
-            valid_tokens = int(sum_over_ranks([float(own_tokens)], self.device)[0])
+            counts = [int(count) for count in sum_over_ranks(list(own_counts.values()), self.device)]
         self._beat("forward and backward")
         loss = forward_backward(
             self.model,
             micro_batches,
             # A batch without valid tokens has loss 0 and gradient 0, whatever the divisor.
-            valid_tokens=max(1, valid_tokens),
+            valid_tokens=max(1, counts[0]) if len(counts) == 1 else [max(1, count) for count in counts],
             loss_scale=self.optimizer.loss_scaler.scale,
             randomness=StepRandomness(progress.seed, progress.iteration),
         )
@@ -120,33 +133,43 @@ class TrainingLoop:
         lr = learning_rate(progress.optimizer_steps, self.config.optimizer, training.train_iters)
         loss_scale = self.optimizer.loss_scaler.scale
         outcome = self.optimizer.step(lr)
+        self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
-        loss_sum, stops = sum_over_ranks([self._own_loss(loss), float(self.stop.is_made())], self.device)
-        self._count(outcome, loss_sum, valid_tokens)
+        *sums, stops = sum_over_ranks([*self._own_losses(loss, len(counts)), float(self.stop.is_made())], self.device)
+        self._count(outcome, dict(zip(own_counts, zip(sums, counts, strict=True), strict=True)))
+        self._count_further_losses()
         self._interval_time_s += time.perf_counter() - began
         self._timed_iterations += 1
         if progress.iteration % self.config.logging.log_interval == 0:
             self._log(outcome, lr, loss_scale)
         return stops > 0.0
 
-    def _own_loss(self, loss: torch.Tensor) -> float:
-        # Every tp rank of the last stage has the same sum; the first of them contributes it.
+    def _own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
+        # Every tp rank of the last stage has the same sums; the first of them contributes them.
         mesh = self.model.mesh
-        return float(loss.item()) if mesh.computes_loss and mesh.tp_rank == 0 else 0.0
+        return loss.view(-1).tolist() if mesh.computes_loss and mesh.tp_rank == 0 else [0.0] * terms
 
-    def _count(self, outcome: StepOutcome, loss_sum: float, valid_tokens: int) -> None:
+    def _count(self, outcome: StepOutcome, losses: dict[str, tuple[float, int]]) -> None:
+        """Count an iteration with the sum of each term of the loss, and the number of its labels."""
         progress, samples = self.progress, self.config.global_batch_size(self.model.mesh.dp)
         progress.iteration += 1
         progress.consumed_samples += samples
-        progress.consumed_tokens += samples * self.config.training.seq_length
+        progress.consumed_tokens += samples * self.config.tokens_per_sample
         progress.interval_iterations += 1
-        if math.isfinite(loss_sum):
-            progress.interval_loss += loss_sum
-            progress.interval_tokens += valid_tokens
+        if all(math.isfinite(loss_sum) for loss_sum, _ in losses.values()):
+            progress.add_losses(losses)
         if outcome.skipped and self.config.training.fp16:
             progress.skipped_iterations += 1
         elif outcome.skipped:
             progress.nan_iterations += 1
+
+    def _count_further_losses(self) -> None:
+        if not self.model.prediction_depths:
+            return
+        totals = sum_over_ranks(self.model.take_further_losses(), self.device)
+        for depth, (loss, count) in enumerate(zip(totals[::2], totals[1::2], strict=True), 1):
+            if math.isfinite(loss):
+                self.progress.add_further_loss(f"mtp_{depth}_loss", loss, count)
 
     def _log(self, outcome: StepOutcome, lr: float, loss_scale: float) -> None:
         self._beat("logging")
@@ -176,18 +199,33 @@ class TrainingLoop:
         if not training.eval_iters or not self.data.has("valid"):
             return
         self._beat("evaluation")
-        loss_sum, tokens = 0.0, 0
+        sums: dict[str, float] = {}
+        counts: dict[str, float] = {}
         for number in range(training.eval_iters):
             consumed = number * self.config.global_batch_size(self.model.mesh.dp)
-            micro_batches, own_tokens = self._micro_batches("valid", consumed)
-            loss = forward_only(self.model, micro_batches)
-            loss_sum += self._own_loss(loss)
-            tokens += own_tokens
-        total, count = sum_over_ranks([loss_sum, float(tokens)], self.device)
-        row = validation_row(self.attempt, self.progress.iteration, total / count if count else None)
+            micro_batches, own_counts = self._micro_batches("valid", consumed)
+            losses = self._own_losses(forward_only(self.model, micro_batches), len(own_counts))
+            for (name, count), loss in zip(own_counts.items(), losses, strict=True):
+                sums[name] = sums.get(name, 0.0) + loss
+                counts[name] = counts.get(name, 0.0) + count
+        totals = sum_over_ranks([*sums.values(), *counts.values()], self.device)
+        pairs = zip(totals[: len(sums)], totals[len(sums) :], strict=True)
+        means = [total / count if count else None for total, count in pairs]
+        further = dict(zip(list(sums)[1:], means[1:], strict=True))
+        row = validation_row(self.attempt, self.progress.iteration, means[0], further)
         if self.metrics is not None:
             self.metrics.append(row)
         self._say(validation_line(row, training.train_iters))
+
+    def _evaluate_tasks(self, tasks: TaskEvaluation) -> None:
+        """Log the metrics of all tasks."""
+        metrics = tasks.run(self.model, self.device, lambda: self._beat("evaluation"))
+        if self.model.mesh.rank != 0:
+            return
+        row = tasks_row(self.attempt, self.progress.iteration, metrics)
+        if self.metrics is not None:
+            self.metrics.append(row)
+        self._say(tasks_line(row, self.config.training.train_iters))
 
     def _save(self) -> None:
         if self.writer is None or self.saved_iteration == self.progress.iteration:
@@ -200,14 +238,31 @@ class TrainingLoop:
         self._say(
             f"iteration {self.progress.iteration} saved to {self.writer.root} in {time.perf_counter() - began:.1f} s"
         )
+        if self.config.checkpoint.save_hugging_face:
+            self._write_hub_folder(self.writer.root)
 
-    def _micro_batches(self, split: Split, consumed_samples: int) -> tuple[list[MicroBatch], int]:
-        """This replica's micro-batches, and this rank's share of the global batch's valid tokens."""
+    def _write_hub_folder(self, root: Path) -> None:
+        began, iteration = time.perf_counter(), self.progress.iteration
+        self._beat("export")
+        problem = write_hub_folder(root, iteration, self.model.mesh.rank, self.device)
+        seconds = time.perf_counter() - began
+        self._say(
+            f"iteration {iteration}: Hugging Face folder written in {seconds:.1f} s"
+            if problem is None
+            else f"iteration {iteration}: the checkpoint is complete, but its Hugging Face folder is not: {problem}"
+        )
+
+    def _micro_batches(self, split: Split, consumed_samples: int) -> tuple[list[MicroBatch], dict[str, float]]:
+        """This replica's micro-batches, and this rank's share of the labels of each term of the loss."""
         mesh = self.model.mesh
         batches = self.data.micro_batches(split, consumed_samples)
         # All ranks of a replica read the same whole samples; the first of them contributes the count.
         speaks = mesh.tp_rank == mesh.cp_rank == mesh.pp_rank == 0
-        return [batch.to(self.device) for batch in batches], sum(batch.valid_tokens for batch in batches) * speaks
+        counts: dict[str, float] = {}
+        for batch in batches:
+            for name, count in batch.loss_counts.items():
+                counts[name] = counts.get(name, 0.0) + count * speaks
+        return [batch.to(self.device) for batch in batches], counts
 
     def _beat(self, phase: str) -> None:
         self.heartbeat.beat(self.progress.iteration, phase)

@@ -40,7 +40,7 @@ _GONE = (
     "remote process exit",
     "communicator was aborted",
 )
-"""Messages of gloo, NCCL and torch's store for a connection whose other side has gone.
+"""Messages of gloo, NCCL and torch's store for a connection that the other side has closed.
 
 Whole phrases, because a rank that cannot open its own socket, or finds no interface, is itself a cause.
 """
@@ -70,8 +70,8 @@ _AXES = (
     ("torch.distributed.fsdp", "dp_cp"),
 )
 
-GONE_PATIENCE_S = 1.0
-LATE_PATIENCE_S = 2.0
+GONE_TIMEOUT_S = 1.0
+LATE_TIMEOUT_S = 2.0
 """Longest wait for other ranks' records: ranks that wait for the same rank time out at nearly the same moment."""
 _MOST_LISTED = 8
 _MOST_NAMED = 4
@@ -114,7 +114,7 @@ class PeerFailure:
         others = tuple(rank for rank in range(mesh.world_size) if rank != mesh.rank)
         axis = _axis_of(error)
         peers = tuple(rank for rank in getattr(mesh, f"{axis}_ranks") if rank != mesh.rank) if axis else ()
-        # A module that communicates over an axis of size 1 must have talked to other ranks over another axis.
+        # A module that communicates over an axis of size 1 must have communicated over another axis.
         axis, peers = (axis, peers) if peers else ("", others)
         return cls(is_late, axis, peers, phase, message) if peers else None
 
@@ -143,7 +143,7 @@ class PeerFailure:
         """
         if run is None:
             return ()
-        end = time.monotonic() + (LATE_PATIENCE_S if self.is_late else GONE_PATIENCE_S)
+        end = time.monotonic() + (LATE_TIMEOUT_S if self.is_late else GONE_TIMEOUT_S)
         while True:
             silent = tuple(rank for rank in self.peers if not run.error(rank).exists())
             if not silent or time.monotonic() >= end:

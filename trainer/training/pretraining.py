@@ -23,6 +23,7 @@ from trainer.data.loading.build import build_data
 from trainer.data.loading.loader import DEPTH, BatchLoader
 from trainer.data.loading.loader_sharing import BatchRole, mapped_role, streaming_role
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
+from trainer.distributed.rendezvous import join_ranks
 from trainer.ops.attention.backend import check_backend
 from trainer.ops.build.packages import unrelated_apex
 from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
@@ -42,6 +43,7 @@ from trainer.process.stop import StopRequest
 from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
 from trainer.training.run_summary import summarize_run
+from trainer.training.task_evaluation import TaskEvaluation
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -140,14 +142,16 @@ def _train(attempt: _Attempt) -> None:
     check_backend(config.model, parameter_dtype(config.training), device)
     check_start_point(config.checkpoint, _save_root(config, run))
     data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
+    tasks = TaskEvaluation.open(config, data.vocab_size, mesh.rank)
     torch.use_deterministic_algorithms(config.training.deterministic_mode)
     tried = None
     if attempt.launch.local_rank == 0:
         tried = try_flash_attn(config, parameter_dtype(config.training), device)
     attempt.heartbeat.beat(0, "rendezvous")
-    _init_process_group(config, attempt.launch, device)
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    join_ranks(attempt.launch.rank, attempt.launch.world_size, device, timeout)
     with ExitStack() as resources:
-        ending = _run(_build_loop(attempt, device, tried, data, resources), mesh.rank)
+        ending = _run(_build_loop(attempt, device, tried, data, resources, tasks), mesh.rank)
         attempt.heartbeat.beat(progress.iteration, ending)
         if run is not None and mesh.rank == 0:
             write_json(
@@ -165,20 +169,13 @@ def _save_root(config: TrainConfig, run: RunDirectory | None) -> Path | None:
     return run.checkpoints if run is not None else None
 
 
-def _init_process_group(config: TrainConfig, launch: LaunchEnvironment, device: torch.device) -> None:
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
-    device_id = device if device.type == "cuda" else None
-    if launch.world_size == 1:
-        # A single rank needs no port.
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
-    else:
-        dist.init_process_group(backend, init_method="env://", timeout=timeout, device_id=device_id)
-
-
 def _build_loop(
-    attempt: _Attempt, device: torch.device, tried: Tried | None, data: TrainData, resources: ExitStack
+    attempt: _Attempt,
+    device: torch.device,
+    tried: Tried | None,
+    data: TrainData,
+    resources: ExitStack,
+    tasks: TaskEvaluation | None,
 ) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     attempt.heartbeat.beat(0, "building the kernels")
@@ -209,7 +206,7 @@ def _build_loop(
         metrics = MetricsFile(run.metrics)
         resources.callback(metrics.close)
     speed = SpeedScale(
-        tokens_per_iteration=config.global_batch_size(mesh.dp) * config.training.seq_length,
+        tokens_per_iteration=config.global_batch_size(mesh.dp) * config.tokens_per_sample,
         flops_per_token=flops_per_token(config, data.vocab_size),
         devices=mesh.world_size,
         peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
@@ -227,10 +224,16 @@ def _build_loop(
         heartbeat=attempt.heartbeat,
         device=device,
         writer=writer,
+        tasks=tasks,
         metrics=metrics,
         attempt=number,
-        saved_iteration=progress.iteration if restored is not None and restored.parent == save else None,
+        saved_iteration=progress.iteration if _is_own(restored, save) else None,
     )
+
+
+def _is_own(restored: Path | None, save: Path | None) -> bool:
+    """True if the run continues one of its own checkpoints, not a folder of weights that lies beside them."""
+    return restored is not None and restored.parent == save and restored.name.startswith("iter_")
 
 
 def _build_loader(
@@ -267,7 +270,9 @@ def _print_summary(
     warning = unrelated_apex()
     if warning is not None:
         lines.append(warning)
-    if restored is not None:
+    if restored is not None and progress.iteration == 0:
+        lines.append(f"starting from the weights of {restored}")
+    elif restored is not None:
         lines.append(f"resuming from {restored} at iteration {progress.iteration}")
     print("\n".join(lines), flush=True)
 

@@ -19,7 +19,7 @@ _SHARDED = ("", "optimizer state", "optimizer state and gradients", "optimizer s
 
 
 def summarize_run(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: str) -> list[str]:
-    """One line on model and job, and if needed one on the division of work.
+    """A line on model and job, and if needed one on the division of work.
 
     Args:
         config: the training config.
@@ -32,10 +32,15 @@ def summarize_run(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, devi
     precision = "bf16" if config.training.bf16 else "fp16" if config.training.fp16 else "fp32"
     lines = [
         f"{parameters.total:,} parameters{active}, {precision}, {_axes(config, mesh)} on {mesh.world_size} x {device}, "
-        f"{config.global_batch_size(mesh.dp)} sequences of {config.training.seq_length} tokens per iteration"
+        f"{config.global_batch_size(mesh.dp)} sequences of {_length(config)} tokens per iteration"
     ]
     details = [*_pipeline(config, mesh, vocab_size), *_attention(config), *_memory(config, mesh)]
     return [*lines, "; ".join(details)] if details else lines
+
+
+def _length(config: TrainConfig) -> str:
+    training = config.training
+    return f"{training.seq_length}" + f" and {training.decoder_seq_length}" * config.model.is_encoder_decoder
 
 
 def _axes(config: TrainConfig, mesh: ParallelMesh) -> str:
@@ -87,7 +92,8 @@ def _recompute(config: TrainConfig) -> list[str]:
         stage = "virtual stage" if pipeline_placement(config).chunks > 1 else "stage"
         return [f"full recompute of {number} layers per {stage}"]
     modules = training.recompute_modules or ["core_attn"]
-    if config.model.attention_dropout > 0.0:
+    # A position bias too needs the scores.
+    if config.model.attention_dropout > 0.0 or config.model.is_encoder_decoder:
         return [f"recompute of {', '.join(modules)}"]
     others = [module for module in modules if module != "core_attn"]
     details = [f"recompute of {', '.join(others)}"] if others else []

@@ -29,7 +29,7 @@ _PROBED_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training text: all text of the files, or a sample of ranges spread evenly over all of it.
+    """Training text: all text of the files, or an evenly spread sample.
 
     Attributes:
         files: input files.
@@ -48,7 +48,9 @@ class Corpus:
 
     @cached_property
     def text_bytes(self) -> int:
-        """Bytes of text in all files: the size of plain files; estimated from the beginnings of some other files.
+        """Approximate bytes of text in all files.
+
+        Plain files count by size; the text of others is estimated from the beginnings of some.
 
         Raises:
             DataError: a table cannot be read, or the package that reads a kind of file is not installed.
@@ -65,8 +67,9 @@ class Corpus:
         return self.text_bytes if self.most_bytes is None else min(self.most_bytes, self.text_bytes)
 
     def texts(self, advance: Callable[[int, int], None] | None = None) -> Iterator[str]:
-        """Yield the texts under any of the keys, in a fixed order; a plain file comes in pieces of whole lines.
+        """Yield the texts under any of the keys, in a fixed order.
 
+        A plain file is divided into texts of whole lines.
         Skipped parts of an uncompressed file are not read, except rows of a table between chosen rows.
 
         Args:
@@ -134,7 +137,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Chosen rows of a part of a table: ``due`` runs of ``length`` rows, spread evenly."""
+    """Rows chosen from a table: ``due`` runs of ``length`` rows, spread evenly."""
 
     count: int
     due: int

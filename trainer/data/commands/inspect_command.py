@@ -12,7 +12,7 @@ from trainer.config.command_parser import print_text
 from trainer.config.data_flags import parse
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import named_prefixes
-from trainer.data.indexed.inspection import Inspection, Lengths, inspect_pair
+from trainer.data.indexed.inspection import Inspection, Lengths, inspect_dataset
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import settings_from_flags
 
@@ -21,7 +21,7 @@ _BAR = 40
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns 3 if the data is damaged, or the tokenizer cannot be read."""
+    """Run the command; returns 3 for damaged data or an unreadable tokenizer."""
     options = parse("inspect", arguments)
     try:
         settings = settings_from_flags(options)
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     except DataError as error:
         print(f"llmctl data inspect: {error}", file=sys.stderr)
         return 3
-    found = [inspect_pair(prefix, tokenizer, settings.name, options.samples, options.verify) for prefix in prefixes]
+    found = [inspect_dataset(prefix, tokenizer, settings.name, options.samples, options.verify) for prefix in prefixes]
     if options.json:
         print_text(json.dumps({"pairs": [asdict(inspection) for inspection in found]}, indent=1))
     else:

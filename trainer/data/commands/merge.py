@@ -21,7 +21,7 @@ from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import CHUNK, DTYPES, files_of, named_prefixes
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import Manifest, manifest_path, read_manifest
-from trainer.data.indexed.writer import PairWriter, remove_partials
+from trainer.data.indexed.writer import IndexedDatasetWriter, remove_partials
 
 _BLOCK = 8 * CHUNK
 _NONE = np.zeros(0, np.int64)
@@ -37,7 +37,7 @@ class _Source:
     manifest: Manifest | None
 
 
-def merge_pairs(
+def merge_datasets(
     prefixes: Sequence[Path], output: Path, report: Callable[[int, int], None] | None = None
 ) -> Manifest | None:
     """Write the documents of ``prefixes``, in this order, to the dataset ``output``.
@@ -62,7 +62,7 @@ def merge_pairs(
     _check_disk_space(sources, output)
     code = next(code for code, name in DTYPES.items() if np.dtype(name) == sources[0].dtype)
     total = sum(source.bin_bytes for source in sources)
-    with PairWriter(output, code) as writer:
+    with IndexedDatasetWriter(output, code) as writer:
 
         def report_progress() -> None:
             if report is not None:
@@ -120,7 +120,7 @@ def _merged_manifest(sources: Sequence[_Source], output: Path) -> Manifest | Non
             if mine != theirs:
                 raise DataError(
                     f"{other}: was prepared with {name} {str(theirs)[:12]} but {prefix} with {str(mine)[:12]}; merge "
-                    "only datasets that were prepared alike"
+                    "only datasets that were prepared in the same way"
                 )
     parts = [manifest for _, manifest in manifests]
     return replace(
@@ -143,7 +143,7 @@ def _check_disk_space(sources: Sequence[_Source], output: Path) -> None:
         raise DataError(f"{folder}: has {free / 1e9:,.1f} GB free, but {output} takes {needed / 1e9:,.1f} GB")
 
 
-def _copy(source: _Source, writer: PairWriter, report: Callable[[], None]) -> None:
+def _copy(source: _Source, writer: IndexedDatasetWriter, report: Callable[[], None]) -> None:
     manifest = source.manifest
     has_checksums = manifest is not None and manifest.bin_sha256 is not None
     checksums = [hashlib.sha256(), hashlib.sha256()]
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.output_prefix.endswith(os.sep) or output.name in ("", ".."):
             raise DataError(f"--output-prefix: {options.output_prefix or '.'} is a folder; append a dataset name")
         prefixes = named_prefixes(map(Path, options.input))
-        manifest = merge_pairs(prefixes, output, _Progress().report)
+        manifest = merge_datasets(prefixes, output, _Progress().report)
     except DataError as error:
         print(f"llmctl data merge: {error}", file=sys.stderr)
         return 3

@@ -16,7 +16,7 @@ from trainer.config.data_flags import parse
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import dtype_code
 from trainer.data.indexed.manifest import Manifest, manifest_path
-from trainer.data.indexed.writer import PairWriter
+from trainer.data.indexed.writer import IndexedDatasetWriter
 from trainer.data.prepare.assembly import Assembled
 from trainer.data.prepare.encoding import Recipe, batches, encode_documents
 from trainer.data.prepare.inputs import find_inputs
@@ -38,7 +38,7 @@ def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path,
         raise DataError("--append-eod: the tokenizer has no end-of-document token; name a token with --eod-token")
     recipe = Recipe(append_eod=append_eod)
     text_bytes, largest = 0, -1
-    with PairWriter(prefix, dtype_code(tokenizer.vocab_size)) as writer:
+    with IndexedDatasetWriter(prefix, dtype_code(tokenizer.vocab_size)) as writer:
         for batch in batches((text,) for text in texts):
             block = encode_documents([text for (text,) in batch], tokenizer, recipe)
             writer.append(block.tokens, block.lengths, block.ends)
@@ -64,7 +64,7 @@ def tokenize_documents(texts: Iterable[str], tokenizer: Tokenizer, prefix: Path,
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns 3, with one line of explanation, if a file cannot be used."""
+    """Run the command; returns 3, with one line, if a file cannot be used."""
     options = parse("prepare", arguments)
     options.json_keys = options.json_keys or ["text"]
     try:

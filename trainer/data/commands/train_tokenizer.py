@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from trainer.config.data_flags import ENDINGS, parse
-from trainer.data.background import StillAtWork, do_in_background
+from trainer.data.background import StillRunning, do_in_background
 from trainer.data.commands.corpus import Corpus, pieces_at_line_ends
 from trainer.data.commands.train_sentencepiece import smallest_sentencepiece, train_sentencepiece
 from trainer.data.commands.train_wordpiece import smallest_wordpiece, train_wordpiece
@@ -98,7 +98,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns 3 if an input, the size or the output cannot be used."""
+    """Run the command; returns 3 for an unusable input, size or output."""
     options = parse("train-tokenizer", arguments)
     output = options.output.expanduser()
     try:
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(f"{output}: cannot be written: {error.strerror}", 3)
     except KeyboardInterrupt as error:
         code = _fail("interrupted", _INTERRUPTED)
-        if isinstance(error, StillAtWork):
+        if isinstance(error, StillRunning):
             os._exit(code)
         return code
     print(f"{output}: {options.vocab_size:,} tokens")
@@ -175,7 +175,10 @@ def _check_library(kind: str) -> None:
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:
-    """Reject names that encoded text may produce: words, punctuation and spaces are separate, and bytes have names."""
+    """Reject names that encoded text may produce.
+
+    Words, punctuation and spaces are separate tokens, and bytes have names.
+    """
     for name in names:
         is_written = name.isprintable() and not re.search(f"[\\s{SPACE_MARK}]", name)
         is_apart = _is_cut(name) and not name.startswith(CONTINUATION) and decode_byte_piece(name) is None
@@ -192,7 +195,10 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
 
 
 def _is_cut(name: str) -> bool:
-    """True if ``name`` has both letters or digits and punctuation: every kind of vocabulary splits between them."""
+    """True if ``name`` has punctuation and letters or digits.
+
+    Every kind of vocabulary splits text between them.
+    """
     return bool(re.search("[^\\W_]", name) and re.search(r"[!-/:-@\[-`{-~]", name))
 
 

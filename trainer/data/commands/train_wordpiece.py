@@ -1,4 +1,7 @@
-"""Train BERT's vocab.txt (Schuster and Nakajima 2012, "Japanese and Korean voice search"; merges by frequency)."""
+"""Train BERT's vocab.txt, with merges by frequency.
+
+Source: Schuster and Nakajima 2012, "Japanese and Korean voice search".
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainer.data.indexed.cache_entry import UNUSED_SECONDS, remove_older, write_entry
 
-LEAST_BYTES = 4 << 20
+MIN_BYTES = 4 << 20
 """Smallest file with a cache entry; smaller files are read in a few milliseconds."""
 STEP_NS = 2_000_000_000
 """Resolution of the coarsest file-system clock (FAT)."""
@@ -24,7 +24,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHECK_BYTES = 8
 
 
-class KnownFiles:
+class ChecksumCache:
     """Cache of results about files, in one folder; safe for concurrent processes."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class KnownFiles:
         """
         with suppress(OSError):
             status = file.stat()
-            if status.st_size >= LEAST_BYTES:
+            if status.st_size >= MIN_BYTES:
                 place = self._place(file, status, what)
                 kept = place.read_bytes()
                 found = kept[_CHECK_BYTES:]
@@ -54,7 +54,7 @@ class KnownFiles:
             status = file.stat()
             changed = max(status.st_mtime_ns, status.st_ctime_ns)
             is_settled = _identity(before) == _identity(status) and time.time_ns() - changed > STEP_NS
-            if is_settled and status.st_size >= LEAST_BYTES:
+            if is_settled and status.st_size >= MIN_BYTES:
                 place = self._place(file, status, what)
                 write_entry(place, lambda entry: entry.write(_sealed(place, found)))
                 remove_older(self._folder, "*.known", UNUSED_SECONDS)

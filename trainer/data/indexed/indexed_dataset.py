@@ -15,7 +15,7 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from trainer.data.errors import DataError
-from trainer.data.indexed.checksum_cache import KnownFiles
+from trainer.data.indexed.checksum_cache import ChecksumCache
 from trainer.data.indexed.index_format import CHUNK, DTYPES, FLOATS, HEADER, MAGIC, VERSION, files_of
 from trainer.data.indexed.mapped_file import ArrayFile, map_file
 
@@ -27,19 +27,19 @@ class IndexedDataset:
     copies. Views of the tables stay valid after ``close``.
     """
 
-    def __init__(self, prefix: Path, known: KnownFiles | None = None) -> None:
+    def __init__(self, prefix: Path, checksums: ChecksumCache | None = None) -> None:
         """Open and check the dataset of ``prefix`` (a path without .bin or .idx).
 
         Args:
             prefix: prefix of the two files.
-            known: cache for the result that a large index is complete, so that the index is read once; None: no cache.
+            checksums: cache of the check that a large index is complete, which reads the index; None: no cache.
 
         Raises:
             DataError: a file is missing, unreadable or not an index, or the two files do not belong together.
         """
         self.prefix = prefix
         self._bin, self._idx = files_of(prefix)
-        self._known = known
+        self._checksums = checksums
         missing = [str(path) for path in (self._bin, self._idx) if not path.is_file()]
         if missing:
             raise DataError(
@@ -103,11 +103,11 @@ class IndexedDataset:
 
     def remembered(self, what: str, work: Callable[[], bytes]) -> bytes:
         """Result of ``work``, from the cache if present; depends only on the tables."""
-        found = None if self._known is None else self._known.recall(self._idx, what)
+        found = None if self._checksums is None else self._checksums.recall(self._idx, what)
         if found is None:
             found = work()
-            if self._known is not None:
-                self._known.keep(self._idx, self._status, what, found)
+            if self._checksums is not None:
+                self._checksums.keep(self._idx, self._status, what, found)
         return found
 
     def _check_tables(self) -> bytes:
@@ -233,9 +233,9 @@ class IndexedDataset:
         self._pointers = np.zeros(0, np.int64)
         self.document_indices = np.zeros(1, np.int64)
 
-    def __reduce__(self) -> tuple[type[IndexedDataset], tuple[Path, KnownFiles | None]]:
+    def __reduce__(self) -> tuple[type[IndexedDataset], tuple[Path, ChecksumCache | None]]:
         """Pickle only the prefix and the cache; another process opens the files itself."""
-        return IndexedDataset, (self.prefix.absolute(), self._known)
+        return IndexedDataset, (self.prefix.absolute(), self._checksums)
 
     def __enter__(self) -> Self:
         return self

@@ -98,7 +98,7 @@ class Inspection:
     contents: Contents | None = None
 
 
-def inspect_pair(
+def inspect_dataset(
     prefix: Path, tokenizer: Tokenizer | None = None, tokenizer_name: str = "", samples: int = 3, verify: bool = False
 ) -> Inspection:
     """Inspect the dataset of ``prefix``; problems are part of the result.

@@ -15,20 +15,20 @@ from typing_extensions import Self
 
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import files_of
-from trainer.data.indexed.parts import PairParts, PartFiles
+from trainer.data.indexed.tables import IndexedDatasetTables, TableFiles
 
 _BUFFER = 1 << 20
 _LOCKED = "documents"
 
 
-class PairChecksums(NamedTuple):
+class DatasetChecksums(NamedTuple):
     """SHA-256 of the two files in hexadecimal, as ``sha256sum`` prints them."""
 
     bin_sha256: str
     idx_sha256: str
 
 
-class PairWriter:
+class IndexedDatasetWriter:
     """Writes an indexed dataset from tokens that were checked elsewhere.
 
     All data goes to files beside the target whose names end in ``.partial``; ``finish`` renames them. Leaving the
@@ -51,8 +51,8 @@ class PairWriter:
         try:
             for part in ("bin", "lengths"):
                 self._files[part] = self._partial[part].open("w+b", buffering=_BUFFER)
-            files = PartFiles(*(self._files[part] for part in ("bin", "lengths", _LOCKED)))
-            self._parts = PairParts(self._bin, files, code)
+            files = TableFiles(*(self._files[part] for part in ("bin", "lengths", _LOCKED)))
+            self._tables = IndexedDatasetTables(self._bin, files, code)
         except BaseException:
             self.discard()
             raise
@@ -60,22 +60,22 @@ class PairWriter:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the tokens."""
-        return self._parts.dtype
+        return self._tables.dtype
 
     @property
     def tokens(self) -> int:
         """Number of tokens added."""
-        return self._parts.tokens
+        return self._tables.tokens
 
     @property
     def sequences(self) -> int:
         """Number of sequences added."""
-        return self._parts.sequences
+        return self._tables.sequences
 
     @property
     def documents(self) -> int:
         """Number of documents added."""
-        return self._parts.documents
+        return self._tables.documents
 
     def append(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], ends: npt.NDArray[Any]) -> None:
         """Add whole documents.
@@ -90,9 +90,9 @@ class PairWriter:
             DataError: a sequence is longer than the index format allows.
             OSError: the files cannot be written, for example because the disk is full.
         """
-        self._parts.append(tokens, lengths, ends)
+        self._tables.append(tokens, lengths, ends)
 
-    def finish(self) -> PairChecksums:
+    def finish(self) -> DatasetChecksums:
         """Write the index and rename the files into place.
 
         An old index is removed first, so that an old and a new file never look like a valid dataset.
@@ -101,14 +101,14 @@ class PairWriter:
             OSError: the files cannot be written, for example because the disk is full.
         """
         with self._partial["idx"].open("wb") as index:
-            idx_sha256 = self._parts.write_index(index)
+            idx_sha256 = self._tables.write_index(index)
             flush_to_disk(index)
         flush_to_disk(self._files["bin"])
         self._idx.unlink(missing_ok=True)
         self._partial["bin"].replace(self._bin)
         self._partial["idx"].replace(self._idx)
         self.discard()
-        return PairChecksums(self._parts.tokens_sha256, idx_sha256)
+        return DatasetChecksums(self._tables.tokens_sha256, idx_sha256)
 
     def discard(self) -> None:
         """Remove the partial files. No effect after ``finish``."""

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
+from trainer.data.loading.cache_folder import cache_folder
 from trainer.data.loading.loader import DEPTH
+from trainer.data.loading.masked_data import build_masked_data
 from trainer.data.loading.memory_limits import memory_limit
 from trainer.data.samples.batches import BatchShape, Sample, Samples, Split, TrainData
 from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
 from trainer.data.samples.continuation import ContinuedDatasets, DatasetRecord, lengths_digest, marks_digest, shares_of
 from trainer.data.samples.gpt_dataset import GPTDataset
 from trainer.data.samples.index_cache import EpochIndexCache
-from trainer.data.samples.mock import DEFAULT_VOCAB_SIZE, MockDataset
+from trainer.data.samples.mock import DEFAULT_VOCAB_SIZE, MOCK_NOTE, MockDataset
 from trainer.data.samples.sample_packing import PackedDataset
 from trainer.data.samples.sources import SPLITS, Source, document_rules, open_blends, vocabulary
 from trainer.data.streaming.stream import open_stream
 
 SURPLUS = 0.005
 """Surplus of each dataset of a blend over its share in Megatron-LM (mid_level_dataset_surplus)."""
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Largest number of datasets named in a note."""
 
 Dataset = GPTDataset | PackedDataset
@@ -47,6 +48,9 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
     shape = BatchShape(
         training.micro_batch_size, config.global_batch_size(dp), training.seq_length, dp=dp, dp_rank=dp_rank
     )
+    if config.model.architecture != "decoder":
+        requested = {split: samples_of_run(config, split, dp) for split in SPLITS}
+        return build_masked_data(config, shape, requested, run_dir)
     if config.data.mock_data:
         document_rules(config, [])
         vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE
@@ -57,7 +61,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
             },
             vocab_size,
             shape,
-            notes=("mock data: the trained model will be useless",),
+            notes=(MOCK_NOTE,),
         )
     if config.data.streaming:
         return _streamed(config, shape)
@@ -189,12 +193,7 @@ class _SplitBuilder:
         return dataset
 
     def _cache_folder(self, prefix: Path) -> Path | None:
-        if self._config.data.data_cache_path:
-            return Path(self._config.data.data_cache_path).expanduser()
-        beside = prefix.parent / "cache"
-        if os.access(beside if beside.is_dir() else prefix.parent, os.W_OK):
-            return beside
-        return self._run_dir / "cache" if self._run_dir else None
+        return cache_folder(self._config.data, prefix, self._run_dir)
 
     def _too_long(self, parts: Sequence[Part]) -> str | None:
         """Note about skipped documents; None: no document is skipped."""
@@ -249,8 +248,8 @@ class _SplitBuilder:
         often = sorted((pair for pair in times if pair[0] > 1), key=lambda pair: -pair[0])
         if not often:
             return None
-        named = ", ".join(f"{source.tokens.prefix} {count:,.1f} times" for count, source in often[:MOST_NAMED])
-        more = f" and {len(often) - MOST_NAMED} more" if len(often) > MOST_NAMED else ""
+        named = ", ".join(f"{source.tokens.prefix} {count:,.1f} times" for count, source in often[:MAX_NAMED])
+        more = f" and {len(often) - MAX_NAMED} more" if len(often) > MAX_NAMED else ""
         return (
             f"{often[0][1].key}: these datasets are repeated, because they are small for their weights: {named}{more}"
         )

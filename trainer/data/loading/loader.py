@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from trainer.data.loading.loader_sharing import BatchRole, Windows
 from trainer.data.samples.batches import MicroBatch, Split, TrainData
-from trainer.data.watchdog import TOLD_AFTER_S, SilenceWatch
+from trainer.data.watchdog import REPORT_AFTER_S, Watchdog
 
 T = TypeVar("T")
 DEPTH = 2
@@ -117,7 +117,7 @@ class BatchLoader:
         *,
         pinned: bool = False,
         kept: Collection[Split] = ("valid", "test"),
-        told_s: float = TOLD_AFTER_S,
+        report_after_s: float = REPORT_AFTER_S,
     ) -> None:
         """Read from ``data``, which ``close`` closes too.
 
@@ -128,7 +128,7 @@ class BatchLoader:
             depth: number of global batches to prefetch; 0: no prefetching and no thread.
             pinned: put the batches into pinned memory.
             kept: splits of a stream that stay in memory after the first read, if they are small.
-            told_s: seconds without progress, for example on a dead file server, before a warning.
+            report_after_s: seconds without progress, for example on a dead file server, before a warning.
         """
         self._data = data
         self._role = role
@@ -137,7 +137,7 @@ class BatchLoader:
         self._kept_splits = frozenset(kept)
         self._kept: dict[tuple[Split, int], Windows] = {}
         self._kept_bytes = 0
-        self._watch = SilenceWatch(math.inf, _warn, told_s)
+        self._watch = Watchdog(math.inf, _warn, report_after_s)
         self._batches = ReadAhead(self._read_batches, data.step, limits, depth)
         self._windows = ReadAhead(self._read_windows, data.step, limits, depth if data.stream is not None else 0)
 

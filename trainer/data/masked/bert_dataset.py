@@ -70,7 +70,7 @@ class BertDataset(SentenceSamples):
         Args:
             tokens: the open indexed dataset.
             documents: documents of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
-            seq_length: tokens of a sample, including special tokens and padding; 5 to MOST_TOKENS.
+            seq_length: tokens of a sample, including special tokens and padding; 5 to MAX_TOKENS.
             seed: seed of the order; sample i draws with seed + i.
             pieces: the tokenizer that made ``tokens``.
             masking: masking rules; None: Megatron-LM's defaults for BERT.

@@ -28,7 +28,7 @@ from trainer.data.tokenizers.special_names import sentinel_name
 from trainer.data.tokenizers.tokenizer import SpecialTokens, Tokenizer
 from trainer.ops.build.build_settings import BuildError, BuildSettings
 
-MOST_SAMPLES = 10_000
+MAX_SAMPLES = 10_000
 """Largest number of samples to print."""
 MANY_DOCUMENTS = 1 << 20
 """From this number of documents on, numpy takes longer than the import of torch, which the native library needs."""
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        if not 1 <= options.samples <= MOST_SAMPLES:
-            raise DataError(f"--samples: {options.samples:,} is out of range; use 1 to {MOST_SAMPLES:,}")
+        if not 1 <= options.samples <= MAX_SAMPLES:
+            raise DataError(f"--samples: {options.samples:,} is out of range; use 1 to {MAX_SAMPLES:,}")
         settings = settings_from_flags(options)
         if not settings.is_set:
             raise DataError("masked samples need the tokenizer of the data; name it with --tokenizer-model")
@@ -124,7 +124,7 @@ def _describe_bert(
         cut = ", cut" if sample.truncated else ""
         yield f"sample {number}: {_share(sample.loss_mask, sample.padding_mask)}{parts}{cut}"
         yield f"  text    {write(sample.tokens[sample.padding_mask])}"
-        yield f"  hidden  {' | '.join(write(run) for run in _runs(sample.labels, sample.loss_mask))}"
+        yield f"  masked  {' | '.join(write(run) for run in _runs(sample.labels, sample.loss_mask))}"
 
 
 def _describe_t5(
@@ -147,13 +147,13 @@ def _longest_run(options: argparse.Namespace, default: int) -> int:
     return default if options.masking_max_ngram is None else int(options.masking_max_ngram)
 
 
-def _share(hidden: npt.NDArray[np.bool_], filled: npt.NDArray[np.bool_]) -> str:
-    return f"{filled.sum()} tokens, {hidden.sum()} hidden ({100 * hidden.sum() / filled.sum():.1f}%)"
+def _share(masked: npt.NDArray[np.bool_], filled: npt.NDArray[np.bool_]) -> str:
+    return f"{filled.sum()} tokens, {masked.sum()} masked ({100 * masked.sum() / filled.sum():.1f}%)"
 
 
-def _runs(labels: npt.NDArray[np.int64], is_hidden: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
+def _runs(labels: npt.NDArray[np.int64], is_masked: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
     """Labels of each masked span."""
-    places = np.flatnonzero(is_hidden)
+    places = np.flatnonzero(is_masked)
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     return [labels[run] for run in np.split(places, cuts)]
 

@@ -23,7 +23,7 @@ from trainer.data.masked.mapping_cache import load_or_build_mapping
 from trainer.data.masked.masking import check_tokens
 from trainer.data.masked.sentence_mapping import LONG_SENTENCE, MappingRules
 
-MOST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 """Largest sample, including padding: enough for any such model, and 8 MiB for each array."""
 
 
@@ -35,8 +35,8 @@ def check_length(name: str, length: int, least: int, why: str) -> None:
     """
     if length < least:
         raise DataError(f"{name}: {length} {why}; use {least} or more")
-    if length > MOST_TOKENS:
-        raise DataError(f"{name}: {length:,} tokens are too many for a sample; use {MOST_TOKENS:,} or fewer")
+    if length > MAX_TOKENS:
+        raise DataError(f"{name}: {length:,} tokens are too many for a sample; use {MAX_TOKENS:,} or fewer")
 
 
 class SentenceSamples:

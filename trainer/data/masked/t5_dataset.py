@@ -70,8 +70,8 @@ class T5Dataset(SentenceSamples):
         Args:
             tokens: the open indexed dataset.
             documents: documents of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
-            encoder_seq_length: tokens of the encoder; 4 to MOST_TOKENS.
-            decoder_seq_length: tokens of the decoder; 1 to MOST_TOKENS.
+            encoder_seq_length: tokens of the encoder; 4 to MAX_TOKENS.
+            decoder_seq_length: tokens of the decoder; 1 to MAX_TOKENS.
             seed: seed of the order; sample i draws with seed + i.
             pieces: the tokenizer that made ``tokens``.
             masking: masking rules; None: Megatron-LM's defaults for T5, spans of up to ten words.

@@ -1,1 +1,4 @@
-"""From raw text to .bin/.idx: bounded memory, any number of processes and nodes, resumable after a kill."""
+"""Preparation of .bin/.idx from raw text, on any number of processes and nodes.
+
+Memory is bounded, and a killed preparation can be resumed.
+"""

@@ -13,7 +13,7 @@ import numpy as np
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import dtype_code
 from trainer.data.indexed.manifest import Manifest
-from trainer.data.prepare.chunk_work import MOST_NAMED, token_dtype
+from trainer.data.prepare.chunk_work import MAX_NAMED, token_dtype
 from trainer.data.prepare.chunks import Chunk
 from trainer.data.prepare.encoding import Block
 from trainer.data.prepare.journal import Journal, Plan
@@ -46,8 +46,9 @@ def assemble(
     skip_bad: bool,
     report: Callable[[int], None],
 ) -> Assembled:
-    """Write the dataset of every key from the part files of ``chunks``, then rename. Memory: some megabytes.
+    """Write the dataset of every key from the part files of ``chunks``, then rename.
 
+    Memory: some megabytes.
     A part file is removed soon after it is merged. After a kill at any point, the next call continues the merge.
 
     Args:
@@ -72,12 +73,12 @@ def assemble(
                 _note_bad(state, chunk, footer)
                 _reject_bad(state, skip_bad)
                 for key, block in blocks:
-                    merger.pairs[key].append(block.tokens, block.lengths, block.ends)
+                    merger.tables[key].append(block.tokens, block.lengths, block.ends)
             _add(state.footer, footer)
             merger.add(part_file.stat().st_size)
             report(done)
         _reject_bad(state, skip_bad)
-        finished = _finish(merger, plan) if any(pair.tokens for pair in merger.pairs) else []
+        finished = _finish(merger, plan) if any(tables.tokens for tables in merger.tables) else []
     if not finished:
         # After the merge's files are closed: NFS keeps the names of open files.
         raise _nothing(journal, plan, state.named, state.footer.bad)
@@ -88,18 +89,18 @@ def assemble(
 
 
 def _finish(merger: Merger, plan: Plan) -> list[tuple[Path, Manifest]]:
-    """Write index and manifest of every key; return the temporary prefix and manifest of each."""
+    """Write index and manifest of every key; return each temporary prefix and manifest."""
     footer = merger.state.footer
     finished = []
     for key, (inside, checksums) in enumerate(merger.finish()):
-        pair = merger.pairs[key]
+        tables = merger.tables[key]
         manifest = Manifest(
             plan.tokenizer_sha256,
             plan.vocab_size,
             plan.eod,
-            pair.documents,
-            pair.sequences,
-            pair.tokens,
+            tables.documents,
+            tables.sequences,
+            tables.tokens,
             footer.largest[key],
             footer.text_bytes[key],
             *checksums,
@@ -110,12 +111,15 @@ def _finish(merger: Merger, plan: Plan) -> list[tuple[Path, Manifest]]:
 
 
 def _note_bad(state: MergeState, chunk: Chunk, footer: Footer) -> None:
-    """Add the skipped documents of a chunk, with line numbers in whole files; chunks come in output order."""
+    """Add the skipped documents of a chunk, with line numbers in whole files.
+
+    Chunks come in output order.
+    """
     for place, span in enumerate(chunk.spans):
         if span.start == 0:
             state.lines = 0
         for _, line, problem in (bad for bad in footer.first_bad if bad[0] == place):
-            if len(state.named) < MOST_NAMED:
+            if len(state.named) < MAX_NAMED:
                 at = "" if line is None else f":{state.lines + line}"
                 state.named.append(f"{span.path}{at}: {problem}")
         state.lines += footer.lines[place] if place < len(footer.lines) else 0
@@ -128,7 +132,10 @@ def _reject_bad(state: MergeState, skip_bad: bool) -> None:
 
 
 def _nothing(journal: Journal, plan: Plan, named: Sequence[str], bad: int) -> DataError:
-    """Return the error for an input without text; discards the journal, so that other input is not rejected."""
+    """Discard the journal, and return the error for an input without text.
+
+    Without the journal other input is not rejected.
+    """
     journal.discard()
     files = f"{plan.inputs[0].path}{f' and {len(plan.inputs) - 1:,} more' if len(plan.inputs) > 1 else ''}"
     why = (
@@ -141,7 +148,7 @@ def _nothing(journal: Journal, plan: Plan, named: Sequence[str], bad: int) -> Da
 
 @contextmanager
 def _undamaged(path: Path, dtype: np.dtype[Any]) -> Iterator[tuple[Footer, Iterator[tuple[int, Block]]]]:
-    """Open a part file; remove a damaged part file, so that the same command makes a new one."""
+    """Open a part file; remove a damaged one, to be made again."""
     try:
         with open_part_file(path, dtype) as opened:
             yield opened

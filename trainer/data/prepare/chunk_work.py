@@ -16,7 +16,7 @@ from trainer.data.prepare.encoding import Block, Recipe, batches, encode_documen
 from trainer.data.prepare.part_file import Footer, PartFileWriter
 from trainer.data.tokenizers.tokenizer import Encoder
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 """Number of bad documents that are named individually."""
 
 
@@ -48,7 +48,9 @@ def token_dtype(vocab_size: int) -> np.dtype[np.int32] | np.dtype[np.uint16]:
 
 
 def do_chunk(chunk: Chunk, work: ChunkWork, tokenizer: Encoder) -> Footer:
-    """Write the part file of ``chunk``. Memory: some megabytes, and a few times the longest document.
+    """Write the part file of ``chunk``.
+
+    Memory: some megabytes, and a few times the longest document.
 
     Raises:
         DataError: an input cannot be read, or holds a bad document.
@@ -97,7 +99,7 @@ def _skip(chunk: Chunk, work: ChunkWork, footer: Footer, where: _Place, problem:
     footer.bad += 1
     # Documents that the tokenizer rejects are found after the unreadable documents of the same batch.
     found = sorted([*footer.first_bad, (*where, problem)], key=lambda bad: (bad[0], bad[1] or 0))
-    footer.first_bad[:] = found[:MOST_NAMED]
+    footer.first_bad[:] = found[:MAX_NAMED]
 
 
 def _encode(

@@ -61,13 +61,15 @@ class Chunk:
 
 
 def chunk_bytes(files: Sequence[InputFile]) -> int:
-    """Return the target text bytes per chunk: 1/256 of the input, at least 1 MiB, at most 16 MiB."""
+    """Return the target bytes of a text chunk: 1/256 of the input, 1 to 16 MiB."""
     total = sum(file.size for file in files)
     return min(LARGEST_CHUNK, max(SMALLEST_CHUNK, total // _CHUNKS))
 
 
 def cut_chunks(files: Sequence[InputFile], size: int, text_document: TextDocument) -> Iterator[Chunk]:
-    """Yield the chunks of ``files``, in order. Large compressed files are read in full, other files hardly at all.
+    """Yield the chunks of ``files``, in order.
+
+    Large compressed files are read in full, other files hardly at all.
 
     Args:
         files: the inputs.
@@ -150,7 +152,7 @@ def _divide_stream(file: InputFile, size: int, by_line: bool) -> Iterator[_Cut]:
 
 
 def rest_of_document(stream: BinaryIO, by_line: bool) -> Iterator[bytes]:
-    """Yield text up to the next document boundary; at a boundary, the whole next document."""
+    """Yield text up to the next document boundary, or the whole next document."""
     yield from _rest_of_line(stream)
     while not by_line:
         line = b"".join(_rest_of_line(stream))
@@ -167,7 +169,10 @@ def _rest_of_line(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def line_number(path: str, offset: int, line: int) -> int:
-    """Return the number, in the file, of line ``line`` (from 1) after byte ``offset``. Reads all before."""
+    """Return the number in the file of line ``line`` (from 1) after byte ``offset``.
+
+    Reads everything before this line.
+    """
     with open_bytes(path) as stream:
         before = 0
         while offset > 0 and (block := stream.read(min(_BLOCK, offset))):

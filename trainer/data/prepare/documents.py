@@ -34,7 +34,9 @@ class BadDocument:
 
 
 class SpanReader:
-    """Iterator over the documents of a span: one text per key, or a BadDocument. Memory: one document.
+    """Iterator over the documents of a span: one text per key, or a BadDocument.
+
+    Memory: one document.
 
     Args:
         span: the part of a file.

@@ -26,7 +26,7 @@ _IN_FOLDERS = (*_JSON_LINES, ".txt", ".text", ".parquet")
 """Endings that are read from a folder. Not .md: a .md file beside data describes the data."""
 _ARCHIVES = {".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".7z", ".rar"}
 _PACKINGS: dict[str, Packing] = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz"}
-_PAIR = (".bin", ".idx")
+_DATASET_ENDINGS = (".bin", ".idx")
 _CACHED = (".index", ".mapping")
 _DESCRIPTION = "description.txt"
 """Ending of the names of the files in ``cache`` in which Megatron-LM describes its indexes."""
@@ -58,7 +58,7 @@ class InputFile:
 
     @property
     def kind(self) -> Kind:
-        """Kind of content, by the file's name: JSON lines, a Parquet table, or plain text."""
+        """Kind of content by the file's name: JSON lines, Parquet table or plain text."""
         return kind_of(self.path)
 
     @property
@@ -68,7 +68,7 @@ class InputFile:
 
 
 def kind_of(path: str) -> Kind:
-    """Return the kind of content of a file of this name; plain text for an unknown ending."""
+    """Return a file's kind of content by its name; plain text for unknown endings."""
     suffix = _suffix_inside(Path(path))
     if suffix in _JSON_LINES:
         return "jsonl"
@@ -88,8 +88,9 @@ def _suffix_inside(path: Path) -> str:
 
 
 def find_inputs(words: Sequence[str], tell: Callable[[str], object] | None = None) -> list[InputFile]:
-    """Return the files that ``words`` name: files, shell patterns (``**`` too) and folders, in this order.
+    """Return the files that ``words`` name, in the order of the words.
 
+    A word is a file, a shell pattern (with ``**`` too) or a folder.
     The files of a pattern or folder are sorted by name. A folder means all .jsonl, .json, .ndjson, .txt, .text and
     .parquet files below it, compressed or not. Files that belong to prepared data, finished or not, are input only if
     they are named.
@@ -140,7 +141,7 @@ def _paths(word: str, tell: Callable[[str], object] | None) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """True for a file, or a broken link, which must be reported as an error."""
+    """True for a file, and for a broken link, which must be reported."""
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
@@ -186,11 +187,11 @@ def _left_out(word: str, endings: Counter[str], links: int) -> str:
 
 
 def _is_ours(path: Path, root: Path) -> bool:
-    """True if a file belongs to prepared data: to a dataset, the journal of a preparation, or an index cache.
+    """True if a file belongs to a dataset, a journal or an index cache.
 
     Only folders below ``root``, the folder that the user named, are considered.
     """
-    if path.suffix in (".json", *_PAIR) and all(path.with_suffix(end).exists() for end in _PAIR):
+    if path.suffix in (".json", *_DATASET_ENDINGS) and all(path.with_suffix(end).exists() for end in _DATASET_ENDINGS):
         return True
     folders = list(takewhile(lambda folder: folder != root, path.parents))
     if any(folder.name.endswith(".preparing") for folder in folders):
@@ -381,7 +382,7 @@ def _decompressor(path: str, packing: Packing, file: BinaryIO) -> io.RawIOBase:
 
 
 def reading_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of reading: of the system, and of decompressors on a damaged or truncated file."""
+    """Return the errors that reading raises, by the system or by decompressors."""
     known: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
     try:
         import zstandard

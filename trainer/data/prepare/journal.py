@@ -28,7 +28,9 @@ _PART_FILE = re.compile(r"(\d{8,})\.shard")
 
 @dataclass(frozen=True)
 class Plan:
-    """All options that determine the bytes of the output. A preparation resumes only with the same plan.
+    """All options that determine the bytes of the output.
+
+    A preparation resumes only with the same plan.
 
     Attributes:
         tokenizer_sha256: fingerprint.
@@ -60,8 +62,9 @@ class Plan:
 
 
 class Journal:
-    """The folder ``<prefix>.preparing``. Created by ``held``; kept after an error, so that the work can resume.
+    """The folder ``<prefix>.preparing``.
 
+    ``held`` creates the folder. It is kept after an error, so that the work can resume.
     Part files lie in a subfolder named by the plan, so that part files of another plan are never used.
 
     Args:
@@ -114,7 +117,10 @@ class Journal:
             yield
 
     def refusal(self) -> str | None:
-        """Return why the unfinished work here cannot be resumed, without taking the lock; None if it can."""
+        """Return the reason against resuming the unfinished work; None if it can be resumed.
+
+        Does not take the lock.
+        """
         if self._restart or not self._has_part_files:
             return None
         found = self._read()
@@ -141,7 +147,7 @@ class Journal:
             self.discard()
 
     def discard(self) -> None:
-        """Remove all work, because it cannot be resumed; only while no other node is at work."""
+        """Remove all work that cannot be resumed; only while no other node is working."""
         # The plan last: after a kill in between, the remaining work is still rejected for another plan.
         for path in self.folder.glob("parts-*"):
             forget(path)
@@ -162,7 +168,10 @@ class Journal:
         return found if isinstance(found, dict) else {}
 
     def _write(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Write the plan; return the plan file's content, because another node may have written it first."""
+        """Write the plan, and return the content of the plan file.
+
+        Another node may have written the file first.
+        """
         partial = self.folder / f"{_PLAN}.{os.uname().nodename}.{os.getpid()}.partial"
         try:
             with partial.open("w", encoding="utf-8") as file:
@@ -188,7 +197,10 @@ class Journal:
         return part_file_path(self.parts, number)
 
     def leave(self) -> int:
-        """End the work early; return the number of finished chunks. Removes a folder without finished chunks."""
+        """End the work early; return the number of finished chunks.
+
+        Removes a folder without finished chunks.
+        """
         if self.node_status.nodes > 1:
             return len(self.done()) if self.parts.exists() else 0
         with suppress(OSError):
@@ -207,7 +219,10 @@ class Journal:
 
 
 def folder_of(prefix: Path) -> Path:
-    """Return the folder of an unfinished preparation of ``prefix``: beside the output, on the same file system."""
+    """Return the folder of an unfinished preparation of ``prefix``.
+
+    It is beside the output, on the same file system.
+    """
     return prefix.with_name(prefix.name + ".preparing")
 
 

@@ -22,8 +22,8 @@ from typing_extensions import Self
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import files_of
 from trainer.data.indexed.manifest import manifest_path
-from trainer.data.indexed.parts import PairParts, PartFiles
-from trainer.data.indexed.writer import PairChecksums, flush_to_disk
+from trainer.data.indexed.tables import IndexedDatasetTables, TableFiles
+from trainer.data.indexed.writer import DatasetChecksums, flush_to_disk
 from trainer.data.prepare.chunk_work import part_file_path
 from trainer.data.prepare.part_file import Footer
 from trainer.data.prepare.progress import say
@@ -111,13 +111,15 @@ class Merger:
         try:
             self._opened = [self._open(key, is_left=state is not None) for key in range(len(prefixes))]
             names = [files_of(prefix)[0] for prefix in prefixes]
-            self.pairs = [PairParts(name, opened, code) for name, opened in zip(names, self._opened, strict=True)]
+            self.tables = [
+                IndexedDatasetTables(name, opened, code) for name, opened in zip(names, self._opened, strict=True)
+            ]
         except BaseException:
             self._files.close()
             raise
         self._remove_part_files(0)
 
-    def _open(self, key: int, is_left: bool) -> PartFiles:
+    def _open(self, key: int, is_left: bool) -> TableFiles:
         tokens = files_of(self._inside[key])[0]
         if is_left and not tokens.exists():
             self._take_back(key, tokens)
@@ -130,10 +132,13 @@ class Merger:
             file.truncate(size)
             file.seek(size)
             opened.append(file)
-        return PartFiles(*opened)
+        return TableFiles(*opened)
 
     def _take_back(self, key: int, tokens: Path) -> None:
-        """Move tokens back after a kill during the final renames; the index goes first, to never lack its tokens."""
+        """Move tokens back after a kill during the final renames.
+
+        The index goes first, so that it never lacks its tokens.
+        """
         final, index = files_of(self._prefixes[key])
         is_final = self.state.is_finished and final.exists()
         if not is_final or final.stat().st_size != self.state.sizes[key][0]:
@@ -182,7 +187,7 @@ class Merger:
         for number in range(first, self.state.chunks):
             part_file_path(self._folder, number).unlink(missing_ok=True)
 
-    def finish(self) -> list[tuple[Path, PairChecksums]]:
+    def finish(self) -> list[tuple[Path, DatasetChecksums]]:
         """Write the indexes; return each dataset's temporary prefix and checksums.
 
         Raises:
@@ -191,9 +196,9 @@ class Merger:
         self.state.is_finished = True
         self.save()
         finished = []
-        for pair, inside in zip(self.pairs, self._inside, strict=True):
+        for tables, inside in zip(self.tables, self._inside, strict=True):
             with files_of(inside)[1].open("wb") as index:
-                checksums = PairChecksums(pair.tokens_sha256, pair.write_index(index))
+                checksums = DatasetChecksums(tables.tokens_sha256, tables.write_index(index))
                 flush_to_disk(index)
             finished.append((inside, checksums))
         return finished
@@ -214,7 +219,10 @@ def _damaged(path: Path) -> DataError:
 
 
 def put_in_place(finished: Path, prefix: Path) -> None:
-    """Rename the three files of a dataset. The old index is removed first, so that halves never look whole."""
+    """Rename the three files of a dataset.
+
+    The old index is removed first, so that a mixture of old and new files never looks complete.
+    """
     manifest_path(prefix).unlink(missing_ok=True)
     files_of(prefix)[1].unlink(missing_ok=True)
     for source, target in zip(files_of(finished), files_of(prefix), strict=True):

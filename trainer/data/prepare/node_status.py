@@ -1,4 +1,7 @@
-"""Node status files, by which nodes of a preparation report to each other; named by node and attempt."""
+"""Node status files, by which nodes of a preparation report to each other.
+
+A file is named by node and attempt.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _SECONDS_TO_REPORT = 3.0
 
 
 class Terminated(BaseException):
-    """SIGTERM: from a scheduler or a user, or from a launcher that ends all nodes after one has failed."""
+    """SIGTERM from a scheduler, a user, or a launcher that ends all nodes."""
 
 
 @contextmanager
@@ -87,7 +90,10 @@ class NodeStatusFiles:
                 self._path("alive", self.node).touch()
 
     def heartbeats(self) -> list[int | None]:
-        """Return the last heartbeat of each node, in nanoseconds of the file system's clock; None for never."""
+        """Return the last heartbeat of each node; None for never.
+
+        Times are in nanoseconds of the file system's clock.
+        """
         times: list[int | None] = []
         for node in range(self.nodes):
             try:

@@ -20,7 +20,9 @@ _POLL_SECONDS = 1.0
 
 
 def wait_for_nodes(journal: Journal, chunks: int, report: Callable[[int, str], None]) -> None:
-    """Wait until all chunks are done and all nodes have finished; a later node would start over.
+    """Wait until all chunks are done and all nodes have finished.
+
+    Otherwise a node that is late would start over.
 
     Args:
         journal: journal of the preparation.

@@ -57,7 +57,9 @@ def row_counts(path: str) -> list[int]:
 
 
 def read_rows(path: str, groups: range, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield the rows of consecutive row groups: row number in the file, from 0, and the values of ``keys``.
+    """Yield the rows of consecutive row groups: row number and the values of ``keys``.
+
+    Rows are numbered in the file, from 0.
 
     Raises:
         DataError: the file cannot be read, or has no such column.

@@ -1,4 +1,4 @@
-"""Part file: the tokens of one chunk on disk, present whole or not at all.
+"""Part file: the tokens of one chunk on disk, complete or absent.
 
 "LLMCTLS2" | blocks | footer, JSON | u64 length of the footer | u32 CRC-32 of all before | "LLMCTLS2"
 block: u32 key | u64 T tokens | u64 S sequences | u64 D documents | tokens[T] | i4[S] lengths | i8[D] ends
@@ -146,7 +146,7 @@ def _read_tail(path: Path, file: BinaryIO) -> tuple[int, int, int]:
 
 
 def _check(path: Path, file: BinaryIO) -> tuple[int, int]:
-    """Verify the checksum; return the end of the blocks and the length of the footer."""
+    """Verify the checksum; return the end of the blocks and the footer's length."""
     end, length, expected = _read_tail(path, file)
     file.seek(0)
     crc, left = 0, end + length

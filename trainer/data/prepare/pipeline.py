@@ -81,7 +81,9 @@ class Preparation:
 
 
 class Unfinished(Exception):
-    """A preparation ended early. Finished chunks are kept, and the same call resumes from them.
+    """A preparation ended early.
+
+    Finished chunks are kept, and the same call resumes from them.
 
     Attributes:
         reason: one sentence.
@@ -115,7 +117,7 @@ def check(wanted: Preparation) -> None:
 
 
 def prepare(wanted: Preparation) -> tuple[Assembled | None, TokenizerFacts]:
-    """Make the datasets; returns None for the result on a node other than the first.
+    """Make the datasets; returns None as the result on nodes after the first.
 
     Memory of each process: the tokenizer and some megabytes; a few times the longest document, if that is larger.
 

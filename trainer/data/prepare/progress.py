@@ -1,4 +1,4 @@
-"""Progress of a preparation: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of a preparation: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class Progress:
             )
 
     def then(self, work: str) -> None:
-        """Announce ``work`` as the next step after reading; prints no line if reading took no time."""
+        """Announce ``work`` as the next step after reading.
+
+        Prints no line if reading took no time.
+        """
         self._began_work = time.monotonic()
         self._work = work
         if self._bar is not None:

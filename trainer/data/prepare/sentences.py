@@ -1,4 +1,7 @@
-"""Sentence splitting by rules, without a model: Latin and similar scripts, Japanese, Chinese, Korean and others."""
+"""Sentence splitting by rules, without a model.
+
+The rules cover Latin and similar scripts, Japanese, Chinese, Korean and others.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ def _space_end(text: str, place: int) -> int:
 
 
 def _is_end(text: str, start: int, dot: int, stop: str, after: int) -> bool:
-    """True if the stop at ``dot`` ends the sentence from ``start``; ``after`` is the end of the white space."""
+    """True if the stop at ``dot`` ends the sentence from ``start``.
+
+    ``after`` is the end of the white space.
+    """
     if after == len(text):
         return True
     if "\n\n" in text[dot:after]:

@@ -168,7 +168,10 @@ def _without_interrupts() -> Iterator[None]:
 
 
 class _Worker:
-    """A process and our end of the pipe to it. Spawned, not forked, so that it inherits none of our memory."""
+    """A process and our end of the pipe to it.
+
+    Spawned, not forked, so that it inherits none of our memory.
+    """
 
     def __init__(self, target: Any, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -197,7 +200,10 @@ class _Worker:
             raise self._died() from None
 
     def receive(self) -> Any:
-        """Return the next answer, including a DataError of a chunk; raises OSError and errors of the start."""
+        """Return the next answer, which may be the DataError of a chunk.
+
+        Raises OSError and errors of the start.
+        """
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -233,7 +239,7 @@ def close_all(workers: Sequence[_Worker]) -> None:
 
 
 class _Ahead:
-    """Queue of the next chunks: one per process, but none after a chunk whose content we hold."""
+    """Queue of the next chunks: one per process, none after a chunk with content."""
 
     def __init__(self, chunks: Iterator[Chunk], most: int) -> None:
         self._chunks = chunks
@@ -259,7 +265,7 @@ class _Ahead:
 def do_chunks(
     chunks: Iterator[Chunk], work: ChunkWork, facts: TokenizerFacts, processes: int, beat: Callable[[], None]
 ) -> Generator[tuple[Chunk, Footer], None, None]:
-    """Encode ``chunks`` in ``processes`` processes; yields each chunk when it is done, in any order.
+    """Encode ``chunks`` in ``processes`` processes; yields finished chunks in any order.
 
     If several chunks fail, the error of the first chunk is raised, whichever process failed first. Processes start
     at the same time, and get work only after they have opened the tokenizer, so that no process waits for another.
@@ -299,7 +305,7 @@ def do_chunks(
 
 
 def _start(workers: list[_Worker], ahead: _Ahead, processes: int, work: ChunkWork, facts: TokenizerFacts) -> None:
-    """Start processes: all of them at first; after the last chunk was read, at most one per chunk left."""
+    """Start all processes, or after the last chunk at most one per remaining chunk."""
     busy = sum(worker.chunk is not None for worker in workers)
     wanted = min(processes, busy + len(ahead)) if ahead.is_at_end else processes
     while len(workers) < wanted:

@@ -11,7 +11,7 @@ same samples for every dp, and its number addresses its dropout stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -21,6 +21,7 @@ import torch
 
 from trainer.data.errors import DataError
 from trainer.data.samples.document_places import Bounds, DocumentEnds, Documents
+from trainer.data.samples.further_tokens import FurtherTokens
 from trainer.data.samples.windows import Tokens, read_windows
 
 Split = Literal["train", "valid", "test"]
@@ -28,7 +29,7 @@ Split = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Input of one pass through the model.
+    """Input of one pass through the model. Each model takes the tensors that it needs.
 
     All pipeline stages and tensor-parallel ranks get the same micro-batch.
     """
@@ -36,7 +37,7 @@ class MicroBatch:
     tokens: torch.Tensor
     """int64 [B, S]."""
     labels: torch.Tensor
-    """int64 [B, S]: the next token of each of ``tokens``."""
+    """int64 [B, S]: the next token of each of ``tokens``; of a masked language model the hidden token."""
     loss_mask: torch.Tensor | None = None
     """[B, S], bool or numeric: 1 where the label counts in the loss; None: all labels count."""
     index: int = 0
@@ -45,6 +46,18 @@ class MicroBatch:
     """Documents that attention must stay within; None: no restriction."""
     restarts: Documents | None = None
     """Documents at which positions restart; None: no restart."""
+    padding_mask: torch.Tensor | None = None
+    """bool [B, S]: True for tokens that attention sees, at least one in each sample; None: no padding."""
+    token_types: torch.Tensor | None = None
+    """int64 [B, S]: part of the sample that each token belongs to (BERT); None: all 0."""
+    sample_labels: torch.Tensor | None = None
+    """int64 [B]: label of each whole sample, such as the order of its parts (BERT); None: samples have no label."""
+    encoder_tokens: torch.Tensor | None = None
+    """int64 [B, E]: of a model with encoder and decoder, whose ``tokens`` are the decoder's."""
+    encoder_mask: torch.Tensor | None = None
+    """bool [B, E]: False for padding of ``encoder_tokens``."""
+    further: tuple[FurtherTokens, ...] = ()
+    """Input and labels of each depth of multi-token prediction; only in training, on the stage with the loss."""
 
     @property
     def positions(self) -> torch.Tensor | None:
@@ -59,6 +72,17 @@ class MicroBatch:
         """Number of labels that count. On a GPU this synchronizes: count before ``to``."""
         return self.labels.numel() if self.loss_mask is None else int(self.loss_mask.sum())
 
+    @property
+    def loss_counts(self) -> dict[str, int]:
+        """Name of each term of the loss, in the model's order, and the number of labels that count in it.
+
+        The loss is the sum of the terms, each a mean over the labels of the global batch.
+        """
+        counts = {"lm_loss": self.valid_tokens}
+        if self.sample_labels is not None:
+            counts["sop_loss"] = len(self.sample_labels)
+        return counts
+
     def to(self, device: torch.device) -> MicroBatch:
         """Copy to ``device``; asynchronous from pinned memory to a GPU."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
@@ -70,8 +94,11 @@ class MicroBatch:
         return self._with_tensors(torch.Tensor.pin_memory)
 
     def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
-        mask = None if self.loss_mask is None else change(self.loss_mask)
-        return replace(self, tokens=change(self.tokens), labels=change(self.labels), loss_mask=mask)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {
+            name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True)
@@ -277,7 +304,7 @@ class TrainData:
 
     @property
     def has_documents(self) -> bool:
-        """True if every pipeline stage needs the document ends."""
+        """True if every pipeline stage needs the batches, for document ends or padding."""
         return self._separates or self._restarts
 
     @property

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.indexed.cache_entry import UNUSED_SECONDS, remove_older, write_entry
-from trainer.data.samples.blend_stretches import Counts, follow
+from trainer.data.samples.blend_segments import Counts, follow
 from trainer.data.samples.compiled_blend import blend_stepper
 from trainer.data.samples.windows import Numbers, Tokens, read_blended
 
@@ -79,8 +79,8 @@ class BlendOrder:
         block, row = divmod(number, BLOCK)
         if block != self._block:
             self._work_out(block)
-        stretch, step = divmod(row, len(self._datasets))
-        return int(self._datasets[step, stretch]), int(self._samples[step, stretch])
+        segment, step = divmod(row, len(self._datasets))
+        return int(self._datasets[step, segment]), int(self._samples[step, segment])
 
     def places(self, numbers: Numbers) -> tuple[npt.NDArray[np.integer], Numbers]:
         """Datasets and numbers within them of ascending ``numbers``; see place."""
@@ -90,9 +90,9 @@ class BlendOrder:
             block = int(numbers[first]) // BLOCK
             if block != self._block:
                 self._work_out(block)
-            stretches, steps = np.divmod(numbers[first:stop] - block * BLOCK, len(self._datasets))
-            which[first:stop] = self._datasets[steps, stretches]
-            within[first:stop] = self._samples[steps, stretches]
+            segments, steps = np.divmod(numbers[first:stop] - block * BLOCK, len(self._datasets))
+            which[first:stop] = self._datasets[steps, segments]
+            within[first:stop] = self._samples[steps, segments]
         return which, within
 
     def counts(self, number: int) -> Counts:

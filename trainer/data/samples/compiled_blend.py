@@ -1,4 +1,4 @@
-"""Blend order by the native kernel library (csrc/data), in a sixth of numpy's time. Torch-free."""
+"""Blend order by the native library (csrc/data), in a sixth of numpy's time. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.samples.blend_stretches import IN_NUMPY, Stepper
+from trainer.data.samples.blend_segments import IN_NUMPY, Stepper
 from trainer.data.samples.compiled import Function, functions_of
 from trainer.data.samples.windows import Numbers
 
@@ -18,19 +18,19 @@ AT_ONCE = 128
 _LANES = 8
 
 
-class _Stretches(ctypes.Structure):
-    """struct llmctl_blend_stretches of csrc/data/blend_order.h."""
+class _Segments(ctypes.Structure):
+    """struct llmctl_blend_segments of csrc/data/blend_order.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weights", "firsts")),
-        *((name, ctypes.c_int64) for name in ("datasets", "stretches")),
+        *((name, ctypes.c_int64) for name in ("datasets", "segments")),
     ]
 
 
 def blend_stepper(library: Path | None) -> Stepper:
     """Select the stepper: the function in ``library`` (see functions_of), or numpy without it."""
     pointer = ctypes.c_void_p
-    arguments = [ctypes.POINTER(_Stretches), ctypes.c_int64, pointer, ctypes.c_int, pointer, pointer, pointer]
+    arguments = [ctypes.POINTER(_Segments), ctypes.c_int64, pointer, ctypes.c_int, pointer, pointer, pointer]
     found = functions_of(library, {"llmctl_follow_blend": (None, arguments)})
     if found is None:
         return IN_NUMPY
@@ -49,7 +49,7 @@ def _step(
     /,
 ) -> None:
     assert weights.flags.c_contiguous and firsts.flags.c_contiguous and counts.flags.c_contiguous
-    order = _Stretches(weights.ctypes.data, firsts.ctypes.data, len(weights), len(firsts))
+    order = _Segments(weights.ctypes.data, firsts.ctypes.data, len(weights), len(firsts))
     scratch = np.empty((len(weights), _LANES))
     places: tuple[int | None, int | None] = (None, None)
     is_wide = False

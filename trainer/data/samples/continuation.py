@@ -24,7 +24,7 @@ from trainer.data.samples.blend import BlendOrder, Numbered, normalized
 from trainer.data.samples.windows import Numbers, Tokens, read_blended, read_windows
 
 T_co = TypeVar("T_co", covariant=True)
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Largest number of datasets named in a line."""
 MARKS = 5
 """Number of places of a dataset whose tokens are compared, from the first to the last. Another file differs in all of
@@ -308,5 +308,5 @@ def _line(
 def _named(text: str, names: Sequence[str]) -> str | None:
     if not names:
         return None
-    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-    return text.format(", ".join(names[:MOST_NAMED]) + more)
+    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
+    return text.format(", ".join(names[:MAX_NAMED]) + more)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 CHUNK = 1 << 17
 """Documents per block of the cumulative sum: 1 MiB, which fits the cache of a core."""
-LEAST_OF_LAST_EPOCH = 0.80
+MIN_LAST_EPOCH_SHARE = 0.80
 """Megatron-LM shuffles the last epoch with the others only if the run needs at least this share of the epoch."""
 
 
@@ -58,7 +58,7 @@ def megatron_epochs(tokens: int, seq_length: int, num_samples: int) -> Epochs:
     if count == 1:
         return Epochs()
     from_last = num_samples - samples_per_epoch((count - 1) * tokens, seq_length)
-    least = int(LEAST_OF_LAST_EPOCH * samples_per_epoch(tokens, seq_length))
+    least = int(MIN_LAST_EPOCH_SHARE * samples_per_epoch(tokens, seq_length))
     return Epochs(count=count, separate_last=from_last < least)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.indexed.cache_entry import UNUSED_SECONDS, remove_older, write_entry
-from trainer.data.indexed.checksum_cache import KnownFiles
+from trainer.data.indexed.checksum_cache import ChecksumCache
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.mapped_file import map_file
 from trainer.data.samples.epoch_index import EpochIndex, Epochs, build_epoch_index, samples_per_epoch
@@ -84,7 +84,7 @@ class EpochIndexCache:
         self._folder = folder
         self._places = (folder,) if prepared is None else (folder, prepared)
         self._smallest = smallest
-        self._known = KnownFiles(folder)
+        self._checksums = ChecksumCache(folder)
         # A dataset reads one epoch, and possibly the last samples of the previous one.
         self._in_use: deque[Path] = deque(maxlen=2)
         self._touched = time.monotonic()
@@ -106,7 +106,7 @@ class EpochIndexCache:
     ) -> bool:
         """True if ``load_or_build`` would find the index in the cache."""
         shape, name = _shape_and_name(len(lengths), summary, seq_length, seed, epochs)
-        return any(_open(folder / name, shape, self._known) is not None for folder in self._places)
+        return any(_open(folder / name, shape, self._checksums) is not None for folder in self._places)
 
     def load_or_build(
         self,
@@ -151,7 +151,7 @@ class EpochIndexCache:
         return shared or built
 
     def _found(self, entry: Path, shape: tuple[int, int], verify: bool = True) -> EpochIndex | None:
-        found = _open(entry, shape, self._known, verify)
+        found = _open(entry, shape, self._checksums, verify)
         if found is not None:
             self._in_use.append(entry)
         return found
@@ -235,7 +235,7 @@ def _shape_and_name(
     return shape, f"{hashlib.blake2b(asked, digest_size=16).hexdigest()}.index"
 
 
-def _open(entry: Path, shape: tuple[int, int], known: KnownFiles, verify: bool = True) -> EpochIndex | None:
+def _open(entry: Path, shape: tuple[int, int], checksums: ChecksumCache, verify: bool = True) -> EpochIndex | None:
     """Map the index in ``entry``; None: missing or damaged. ``verify`` checks the checksum."""
     documents, samples = shape
     try:
@@ -249,10 +249,10 @@ def _open(entry: Path, shape: tuple[int, int], known: KnownFiles, verify: bool =
         return None
     if len(content) != second + 4 * documents:
         return None
-    if verify and known.recall(entry, "whole") is None:
+    if verify and checksums.recall(entry, "whole") is None:
         if zlib.crc32(content[HEADER.size :].data) != checksum:
             return None
-        known.keep(entry, status, "whole", b"")
+        checksums.keep(entry, status, "whole", b"")
     if time.time() - status.st_mtime >= TOUCH_SECONDS:
         with suppress(OSError):
             os.utime(entry)

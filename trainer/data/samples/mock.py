@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 DEFAULT_VOCAB_SIZE = 256
+MOCK_NOTE = "mock data: the trained model will be useless"
 USED_VOCABULARY = 1024
 """Largest number of distinct tokens: few enough that a model learns the successors of each within minutes."""
 STEPS = np.array([1, 2, 3, 5, 8, 13], dtype=np.int64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer.config.data_checks import BlendPart, parse_split
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
-from trainer.data.indexed.checksum_cache import KnownFiles
+from trainer.data.indexed.checksum_cache import ChecksumCache
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import Manifest, read_manifest
 from trainer.data.samples.batches import Packing, Split
@@ -80,7 +80,8 @@ def open_blends(config: TrainConfig) -> dict[Split, tuple[Source, ...]]:
     else:
         whole = [opener.open("data.data_path", part) for part in data.blend("data_path")]
         shares = parse_split(data.split)
-        parts_of = [_divide(source, shares, data.sample_packing) for source in whole]
+        by_documents = data.sample_packing or config.model.architecture != "decoder"
+        parts_of = [_divide(source, shares, by_documents) for source in whole]
         opened = {
             split: tuple(replace(source, sequences=parts[place]) for source, parts in zip(whole, parts_of, strict=True))
             for place, (split, share) in enumerate(zip(SPLITS, shares, strict=True))
@@ -114,7 +115,7 @@ class _Opener:
 
     def _open(self, prefix: Path) -> tuple[IndexedDataset, Manifest | None]:
         folder = Path(self._cache_path).expanduser() if self._cache_path else prefix.parent / "cache"
-        tokens, manifest = IndexedDataset(prefix, KnownFiles(folder)), read_manifest(prefix)
+        tokens, manifest = IndexedDataset(prefix, ChecksumCache(folder)), read_manifest(prefix)
         if manifest is not None:
             manifest.check_counts(tokens)
             if self._tokenizer is not None:

@@ -64,7 +64,9 @@ class TextStream:
         }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Resume from a checkpoint's state; None encodes all earlier text again, to the same samples.
+        """Resume from a checkpoint's state.
+
+        None encodes all earlier text again, to the same samples.
 
         Raises:
             DataError: the state is of another stream, for example of files with other sizes.
@@ -209,5 +211,8 @@ def _open(key: str, parts: Sequence[BlendPart], reading: Reading, seed: int) -> 
 
 
 def _has_document(pieces: Pieces, reading: Reading, share: Share, bad: list[SkippedDocument]) -> bool:
-    """True if a document belongs to the split; reads up to the first such document, or all text."""
+    """True if any document belongs to the split.
+
+    Reads up to the first such document, or all text.
+    """
     return any(text for piece, _ in pieces.rest_of_epoch(Cursor()) for text in documents_of(piece, reading, share, bad))

@@ -1,4 +1,4 @@
-"""Order of streamed text: files cut into pieces, in a different order for every epoch.
+"""Order of streamed text: pieces of files, in another order for every epoch.
 
 Plain files are cut by arithmetic on their sizes, so that no file is read before it is needed: a piece holds the
 documents that begin in its range, as a split of Hadoop's TextInputFormat does. A compressed file can be read only from
@@ -81,7 +81,10 @@ class _Group:
 
 
 class Pieces:
-    """Pieces of some files, epoch after epoch. Memory: 8 bytes per unit, and one piece."""
+    """Pieces of some files, epoch after epoch.
+
+    Memory: 8 bytes per unit, and one piece.
+    """
 
     def __init__(
         self, files: Sequence[InputFile], text_document: TextDocument, seed: int, piece_bytes: int = PIECE_BYTES
@@ -144,7 +147,10 @@ class Pieces:
         return order
 
     def _unit(self, number: int, offset: int) -> Iterator[tuple[Piece, int | None]]:
-        """Yield the pieces of a unit from ``offset`` on; with each the offset after it, None for the last piece."""
+        """Yield the pieces of a unit from ``offset`` on, each with the offset after it.
+
+        The offset is None for the last piece.
+        """
         place = bisect_right(self._ends, number)
         group = self._groups[place]
         within = number - (self._ends[place] - group.units)
@@ -211,7 +217,10 @@ def _is_stream(file: InputFile, text_document: TextDocument) -> bool:
 
 
 def is_by_line(file: InputFile, text_document: TextDocument) -> bool | None:
-    """True for documents of one line, False for paragraphs; None for whole files and rows of tables."""
+    """True for documents of one line, False for paragraphs, None for other units.
+
+    Other units are whole files and rows of tables.
+    """
     if file.kind == "parquet":
         return None
     if file.kind == "jsonl" or text_document == "line":
@@ -220,8 +229,9 @@ def is_by_line(file: InputFile, text_document: TextDocument) -> bool | None:
 
 
 def align(span: Span, by_line: bool) -> Span:
-    """Return ``span`` with both ends moved to the next document boundary; empty if the two are the same.
+    """Return ``span`` with both ends moved to the next document boundary.
 
+    The span is empty if both boundaries are the same.
     Reads the lines across the ends. The new place of an end does not depend on the span, so that adjacent spans never
     share or lose a document.
     """

@@ -1,4 +1,4 @@
-"""Work of a process on a piece of text: read its documents, keep those of a split, encode them."""
+"""Work on a piece of text: read, keep the split's documents, encode."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ WHOLE = 1 << 64
 
 @dataclass(frozen=True)
 class Share:
-    """The documents of a split: those with a hash, below 2^64, of at least ``start`` and below ``stop``.
+    """The documents of a split: those with a hash from ``start`` to below ``stop``.
 
+    Hashes are below 2^64.
     The hash is of the text, so that copies of a document are never in two splits, and a document stays in its split
     when files are added, renamed or cut otherwise.
     """
@@ -84,7 +85,10 @@ class SkippedDocument:
     problem: str
 
     def describe(self) -> str:
-        """Return file, line and problem. Reads the file up to this line: call it for one document, not for each."""
+        """Return file, line and problem.
+
+        Reads the file up to this line: call it for one document, not for each.
+        """
         return f"{place_of(self.span, self.line)}: {self.problem}"
 
 
@@ -203,7 +207,9 @@ def _spans(piece: Piece, reading: Reading) -> Iterator[Span]:
 
 
 def _check_sizes(piece: Piece) -> None:
-    """Reject files whose size has changed since they were cut: each replica would read something else.
+    """Reject files whose size has changed since they were cut.
+
+    Each replica would read something else.
 
     Raises:
         DataError: a file is shorter, longer by more than appended lines or paragraphs, or missing.

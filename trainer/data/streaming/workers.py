@@ -27,7 +27,7 @@ from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.gigatoken_engine import resident_bytes
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer
-from trainer.data.watchdog import SilenceWatch
+from trainer.data.watchdog import Watchdog
 
 T = TypeVar("T")
 _FOR_THE_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -53,7 +53,7 @@ class Encoder(Protocol):
         """Begin ``work`` in the background; None for an encoder without a background thread."""
 
     def result(self, future: Future[T]) -> T:
-        """Return the result of ``ahead`` when it is done; raises an error if the result will never come."""
+        """Wait for the result of ``ahead``; raises an error if it will never come."""
 
     def close(self) -> None:
         """End all processes and threads."""
@@ -117,7 +117,7 @@ class EncoderPool:
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, "streaming")
-        self._watch = SilenceWatch(patience_s, say)
+        self._watch = Watchdog(patience_s, say)
         self._lost: Future[NoReturn] = Future()
 
     def ahead(self, work: Callable[[], T]) -> Future[T] | None:
@@ -239,7 +239,10 @@ class _Reader:
 
 
 class _Worker:
-    """A process and our end of the pipe to it. Spawned, not forked, so that it inherits none of our memory."""
+    """A process and our end of the pipe to it.
+
+    Spawned, not forked, so that it inherits none of our memory.
+    """
 
     def __init__(self, settings: TokenizerSettings, reading: Reading) -> None:
         context = multiprocessing.get_context("spawn")
@@ -315,7 +318,7 @@ class _Worker:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process without waiting: it has no work that an orderly end would save."""
+        """Kill the process without waiting; an orderly end would save no work."""
         self._process.kill()
         # A process that waits for a disk dies only when the disk answers. Shutting down the socket wakes its readers.
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:

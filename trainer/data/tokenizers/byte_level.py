@@ -32,7 +32,7 @@ def _values() -> dict[str, int]:
 
 
 def bytes_of(piece: str) -> bytes | None:
-    """Return the bytes that ``piece`` spells; None if a letter in it stands for no byte."""
+    """Return the bytes that ``piece`` spells; None for letters that stand for no byte."""
     values = _values()
     try:
         return bytes(values[letter] for letter in piece)

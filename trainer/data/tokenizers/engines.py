@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 
 class EngineRefusal(Exception):
-    """Failure of an engine on a vocabulary or a text; the message has the reason."""
+    """Failure of an engine on a vocabulary or a text, with the reason."""
 
 
 @dataclass(frozen=True)

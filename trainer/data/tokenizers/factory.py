@@ -1,4 +1,7 @@
-"""Tokenizer factory: recognise the kind of the files, and read them. Never uses the network."""
+"""Tokenizer factory: recognise the kind of the files, and read them.
+
+Never uses the network.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +188,7 @@ def _path(name: str | None) -> Path:
 
 
 def _file(named: str | None, model: Path | None, usual: str, key: str) -> Path:
-    """Return the file of ``key``; by default the usual name in or beside the tokenizer."""
+    """Return the file of ``key``; default: the usual name in or beside the tokenizer."""
     if named is not None:
         return _path(named)
     if model is None:
@@ -196,7 +199,10 @@ def _file(named: str | None, model: Path | None, usual: str, key: str) -> Path:
 
 
 def _only(model: Path, patterns: tuple[str, ...]) -> Path:
-    """Return ``model`` if it is a file; else the only file in it that matches the first matching pattern."""
+    """Return ``model`` if it is a file, else the matching file in that folder.
+
+    Only the first pattern with a match counts, and the match must be unique.
+    """
     if not model.is_dir():
         return model
     for pattern in patterns:

@@ -118,7 +118,7 @@ def _refusing(call: Callable[[], Any]) -> Any:
 
 
 def return_freed_memory() -> None:
-    """Return this process's freed memory to the system, if the C library can (glibc's malloc_trim)."""
+    """Return freed memory to the system, if the C library can (glibc's malloc_trim)."""
     if os.name == "posix":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

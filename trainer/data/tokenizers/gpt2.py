@@ -1,4 +1,7 @@
-"""GPT-2's two files: vocab.json, piece -> id, and merges.txt, one merge per line in the order of training."""
+"""GPT-2's two files: vocab.json (piece -> id), and merges.txt.
+
+A line of merges.txt is one merge, in the order of training.
+"""
 
 from __future__ import annotations
 

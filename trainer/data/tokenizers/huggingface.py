@@ -269,7 +269,7 @@ def _decode_marks(piece: str) -> str:
 
 
 def decode_byte_piece(piece: str) -> str | None:
-    """Return the text of a byte piece of SentencePiece, such as ``<0x0A>``; None for any other piece."""
+    """Return the text of a byte piece of SentencePiece, such as ``<0x0A>``, or None."""
     if len(piece) != 6 or not piece.startswith("<0x") or piece[5] != ">":
         return None
     try:
@@ -279,7 +279,7 @@ def decode_byte_piece(piece: str) -> str | None:
 
 
 def byte_level_content(vocabulary: Mapping[str, int], merges: Iterable[Sequence[str]]) -> dict[str, Any]:
-    """Return the tokenizer.json of a GPT-2 BPE: its regular expression, no normalisation, no special tokens."""
+    """Return the tokenizer.json of a GPT-2 BPE, without normalisation or special tokens."""
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     model = {"type": "BPE", "vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]}
     unset = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))

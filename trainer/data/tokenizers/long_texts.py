@@ -1,4 +1,7 @@
-"""Memory limit for long texts: libraries hold a whole document, at 40 to 190 bytes of memory per byte of text."""
+"""Memory limit for long texts.
+
+Libraries hold a whole document, at 40 to 190 bytes of memory per byte of text.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from trainer.data.errors import DataError
 
 WARNING_BYTES = 250_000_000
 """Memory above which a text is reported before it is encoded."""
-MOST_BYTES = 4_000_000_000
+MAX_BYTES = 4_000_000_000
 """Memory above which a text is rejected; the same on every machine, so that results do not depend on the machine."""
 
 
@@ -29,14 +32,14 @@ class WholeTexts:
         """Report the memory of a long text, if over twice the last report.
 
         Raises:
-            DataError: the text would take more than MOST_BYTES.
+            DataError: the text would take more than MAX_BYTES.
         """
         if 4 * len(text) * self._bytes_each <= WARNING_BYTES:
             return  # UTF-8 has at most four bytes per character
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         memory = size * self._bytes_each
         takes = f"up to {memory / 1e9:,.1f} GB of memory, because {self._library} encodes a whole document at a time"
-        if memory > MOST_BYTES:
+        if memory > MAX_BYTES:
             raise DataError(
                 f"a text of {size / 1e6:,.0f} MB would take {takes}; divide the document (plain text: --text-document "
                 "paragraph or line), or use a byte-level BPE vocabulary"

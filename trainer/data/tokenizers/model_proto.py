@@ -94,7 +94,7 @@ def read_model_proto(content: bytes, origin: str) -> ModelProto:
 
 
 def _special_ids(pieces: list[Piece], trainer: dict[int, int | bytes]) -> dict[str, int]:
-    """Find special pieces as the library does: by name, if the piece has the right type."""
+    """Find special pieces as the library does: by name and type."""
     found: dict[str, int] = {}
     for field, (role, usual) in _SPECIAL_FIELDS.items():
         name = trainer.get(field, usual)

@@ -1,4 +1,7 @@
-"""SentencePiece models: Kudo and Richardson 2018 (arXiv:1808.06226), BPE and unigram, with or without byte fallback."""
+"""SentencePiece models: BPE and unigram, with or without byte fallback.
+
+Source: Kudo and Richardson 2018 (arXiv:1808.06226).
+"""
 
 from __future__ import annotations
 

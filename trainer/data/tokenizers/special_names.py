@@ -1,4 +1,4 @@
-"""Special tokens of a vocabulary (end of document, padding, ...): by its files' declarations, then by name."""
+"""Special tokens of a vocabulary, by its files' declarations, then by name."""
 
 from __future__ import annotations
 

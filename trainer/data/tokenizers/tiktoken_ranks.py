@@ -1,4 +1,4 @@
-"""tiktoken's vocabularies: byte strings with their ranks, and a regular expression that splits text into words.
+"""tiktoken's vocabularies: ranked byte strings, and a regular expression that splits text.
 
 Three file formats hold such vocabularies: OpenAI's .tiktoken (base64 and rank per line), the JSON list that
 Megatron-LM's TikTokenizer reads, and Mistral's tekken.json, the same list with its settings. In both lists special
@@ -33,11 +33,11 @@ _CL100K = (
 )
 
 
-def _cased(contractions: str, digits: str, lines: str) -> str:
+def _cased(contractions: str, digits: str) -> str:
     start = r"[^\r\n\p{L}\p{N}]?"
     return (
         f"{start}{_UPPER}*{_LOWER}+{contractions}|{start}{_UPPER}+{_LOWER}*{contractions}|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+{lines}|\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
@@ -45,9 +45,9 @@ PATTERNS = {
     "r50k": _R50K,
     "p50k": _R50K,
     "cl100k": _CL100K,
-    "o200k": _cased(_CONTRACTIONS, r"\p{N}{1,3}", r"[\r\n/]*"),
+    "o200k": _cased(_CONTRACTIONS, r"\p{N}{1,3}"),
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    "v2": _cased("", r"\p{N}", r"[\r\n/]*"),
+    "v2": _cased("", r"\p{N}"),
 }
 """OpenAI's patterns (tiktoken_ext/openai_public.py) and Megatron-LM's two (--tiktoken-pattern)."""
 _SCHEMES = {"r50k": "gpt2", "cl100k": "gpt4", "o200k": "o200k"}

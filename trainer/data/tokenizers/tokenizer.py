@@ -92,7 +92,10 @@ class Encoder(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Conversion of text to ids and back. A pickled tokenizer is opened again from its files when unpickled."""
+    """Conversion of text to ids and back.
+
+    A pickled tokenizer is opened again from its files when unpickled.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -108,7 +111,7 @@ class Tokenizer(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Digest, in hexadecimal, of everything that determines the ids of a text; independent of paths."""
+        """Hexadecimal digest of everything that determines the ids of a text, without paths."""
 
     @property
     def engine(self) -> str:
@@ -119,8 +122,9 @@ class Tokenizer(Protocol):
         """Sentences for the user about the chosen engine."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``, without bos or eod; names of special tokens in it are ordinary text.
+        """Return the ids of ``text``, without bos or eod.
 
+        Names of special tokens in it are ordinary text.
         Lone surrogates, which UTF-8 cannot encode, are read as U+FFFD.
         """
 
@@ -128,7 +132,10 @@ class Tokenizer(Protocol):
         """Return ``encode`` of each text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ``tokens``, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``tokens``, without special tokens.
+
+        Bytes that are not UTF-8 become U+FFFD.
+        """
 
     def word_pieces(self) -> WordPieces:
         """Return flags of the tokens that begin a word, for whole-word masking."""

@@ -138,7 +138,10 @@ class VocabularyTokenizer:
 
     @property
     def sha256(self) -> str:
-        """Digest of everything that determines the ids of a text; tokens added after the vocabulary do not."""
+        """Digest of everything that determines the ids of a text.
+
+        Tokens added after the vocabulary do not.
+        """
         return self._vocabulary.sha256
 
     @property
@@ -152,7 +155,10 @@ class VocabularyTokenizer:
         return self._choice.notes
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``, without bos or eod; names of special tokens in it are ordinary text."""
+        """Return the ids of ``text``, without bos or eod.
+
+        Names of special tokens in it are ordinary text.
+        """
         found: list[int] = self.encode_batch([text]).tokens.tolist()
         return found
 
@@ -161,12 +167,15 @@ class VocabularyTokenizer:
         return self._choice.engine.encode_batch([without_surrogates(text) for text in texts])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ``tokens``, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``tokens``, without special tokens.
+
+        Bytes that are not UTF-8 become U+FFFD.
+        """
         size = self._vocabulary.size
         return self._vocabulary.decode([token for token in tokens if token < size])
 
     def word_pieces(self) -> WordPieces:
-        """Return flags of the tokens that begin a word; each added token is a word."""
+        """Return flags of the tokens that begin a word; added tokens are words."""
         found = self._vocabulary.word_pieces()
         added = np.ones(len(self._added), np.bool_)
         return WordPieces(np.concatenate((found.begins, added)), np.concatenate((found.ends, added)))
@@ -183,7 +192,10 @@ class _EngineEncoder:
 
 
 def without_surrogates(text: str) -> str:
-    """Return ``text`` as valid UTF-8: surrogates from JSON escapes become their character, or U+FFFD if alone."""
+    """Return ``text`` as valid UTF-8.
+
+    Surrogates from JSON escapes become their character, or U+FFFD if alone.
+    """
     if text.isascii():
         return text
     try:

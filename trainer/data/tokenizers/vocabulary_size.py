@@ -26,7 +26,10 @@ def check_size(vocab_size: int, smallest: int, holds: str) -> None:
 
 
 def too_little_text(found: int, vocab_size: int, smallest: int, holds: str) -> DataError:
-    """Return the error for a text that yields only ``found`` tokens; advises this size if it is valid."""
+    """Return the error for a text that yields only ``found`` tokens.
+
+    The message advises this size if it is valid.
+    """
     lower = f"lower it to {found} or " if found >= smallest else ""
     more = "" if lower else f" (the smallest vocabulary has {smallest}: {holds})"
     return DataError(

@@ -32,7 +32,10 @@ class WordPieces:
     ends: Flags
 
     def starts(self, tokens: np.ndarray[tuple[int], np.dtype[np.integer]]) -> Flags:
-        """Return the places in ``tokens`` [S] at which a word begins, bool [S]; the first token always begins one."""
+        """Return the places in ``tokens`` [S] at which a word begins, bool [S].
+
+        The first token always begins a word.
+        """
         found: Flags = self.begins[tokens]
         found[1:] |= self.ends[tokens[:-1]]
         found[:1] = True

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from trainer.config.errors import ConfigError
 from trainer.ops.attention.flash_attn import FlashAttnPackage, Version, find_flash_attn, unsuited
-from trainer.ops.attention.kernels import Unfused, torch_kernel
-from trainer.ops.attention.tiled import AttentionKernel
+from trainer.ops.attention.interface import AttentionKernel
+from trainer.ops.attention.kernels import torch_kernel
+from trainer.ops.attention.padded import ALIGNED_WIDTH, fitted
+from trainer.ops.attention.settings import AttentionSettings
+from trainer.ops.attention.unfused import Unfused
+from trainer.planning.parts.attention import widths
 
 if TYPE_CHECKING:
     from trainer.config.sections import ModelConfig
 
 _KEY = "model.attention_backend"
 _HOPPER = (9, 0)
+_TRIED_WINDOW = 8
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,15 @@ def choose_backend(
     if requested in ("flash", "auto"):
         flash = _find_flash(model, dtype, device) if flash_attn is None else flash_attn
         if isinstance(flash, FlashAttnPackage):
-            return AttentionBackend("flash", flash)
+            return AttentionBackend("flash", fitted(flash, widths(model), ALIGNED_WIDTH))
         if requested == "flash":
             raise no_flash(flash)
-    fused = torch_kernel(dtype, model.head_dim, device)
+    has_softcap = model.attn_logit_softcapping is not None
+    fused = None if has_softcap else torch_kernel(dtype, widths(model), device)
     if fused is not None:
         return AttentionBackend("fused", fused)
+    if requested == "fused" and has_softcap:
+        raise ConfigError(_KEY, "torch's fused kernels have no attn_logit_softcapping; use flash, unfused or auto")
     if requested == "fused":
         raise ConfigError(
             _KEY,
@@ -81,19 +89,26 @@ def check_backend(model: ModelConfig, dtype: torch.dtype, device: torch.device) 
 
 
 def flash_versions(model: ModelConfig) -> tuple[Version, ...]:
-    """Versions of flash-attn that a model may run on, best first."""
-    return (3, 2) if model.attention_backend in ("flash", "auto") else ()
+    """Versions of flash-attn that a model may run on, best first; none if all its attention has a bias or mask."""
+    is_asked = model.attention_backend in ("flash", "auto")
+    return (3, 2) if is_asked and not model.is_encoder_decoder else ()
 
 
 def flash_problem(version: Version, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason against a trial of a version, or None. Completes "flash-attn ..."."""
-    problem = unsuited(version, dtype, model.head_dim, device)
+    problem = unsuited(version, dtype, max(widths(model)), device)
     # On Hopper, version 2 reaches 35% utilization (Shah et al. 2024, arXiv:2407.08608, abstract), and torch may choose
     # cuDNN's kernel. Before Hopper, version 2 is the same kernel as torch's, and also packs documents in one call.
     if problem is None and version == 2 and model.attention_backend == "auto":
         is_hopper = torch.cuda.get_device_capability(device) >= _HOPPER
         problem = "is slower than torch's kernel on this GPU" if is_hopper else None
     return problem
+
+
+def trial(model: ModelConfig) -> tuple[tuple[int, int], AttentionSettings]:
+    """Head widths and settings with which a version of flash-attn is tried for a model: with its window, if any."""
+    window = None if model.window_size is None else min(model.window_size, _TRIED_WINDOW)
+    return widths(model), replace(AttentionSettings.of(model, 0), window=window)
 
 
 def why_no_flash(reasons: Mapping[Version, str]) -> str:
@@ -113,7 +128,7 @@ def _find_flash(model: ModelConfig, dtype: torch.dtype, device: torch.device) ->
     reasons: dict[Version, str] = {}
     for version in flash_versions(model):
         problem = flash_problem(version, model, dtype, device)
-        found = find_flash_attn(version, dtype, model.head_dim, device) if problem is None else problem
+        found = find_flash_attn(version, dtype, *trial(model), device) if problem is None else problem
         if isinstance(found, FlashAttnPackage):
             return found
         reasons[version] = found

@@ -1,6 +1,7 @@
-"""Attention kernels that also return each query's log-sum-exp, for combining partial results.
+"""Torch's fused attention kernels, which also return each query's log-sum-exp for combining partial results.
 
-Legend: B samples, A heads, G query groups, R = A/G, Q queries, K keys, D head width.
+Legend: B samples, A heads, G query groups, Q queries, K keys, D width of a query or key head, V of a value head.
+None of them has a softcap.
 Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 2 (appendix B): forward saves the output and the log-sum-exp, and
 backward recomputes the scores. Given output and log-sum-exp over all keys, backward over a part of the keys returns the
 contribution of that part to the gradients.
@@ -12,94 +13,47 @@ from typing import Any
 
 import torch
 
-from trainer.ops.attention.tiled import AttentionKernel, Gradients, PackedKernel, Packing
+from trainer.ops.attention.interface import (
+    AttentionKernel,
+    Gradients,
+    Packing,
+    repeat_groups,
+    sum_copies,
+)
+from trainer.ops.attention.padded import ALIGNED_WIDTH, Padded, fitted
+from trainer.ops.attention.settings import AttentionSettings
+from trainer.ops.attention.tiles import CAUSAL, FULL, Band, Tile
+from trainer.ops.attention.unfused import Unfused, backward_by_rows, forward_by_rows, outside
 
 _FLASH_CAPABILITY = (8, 0)
 _FLASH_WIDTH = 256
-_ALIGNED_WIDTH = 8
 GROUPS_ON_CPU = torch.__version__ >= "2.13"
 """True if torch's CPU kernel supports grouped heads; untested before torch 2.13."""
 
 
-def repeat_groups(heads: torch.Tensor, copies: int) -> torch.Tensor:
-    """Repeat keys or values [B, G, S, D] to [B, copies x G, S, D].
-
-    The copies of a group are neighbours.
-    """
-    return heads if copies == 1 else heads.repeat_interleave(copies, dim=1)
-
-
-def sum_copies(grad_heads: torch.Tensor, groups: int) -> torch.Tensor:
-    """Sum the gradients of the copies to [B, G, S, D], in at least float32."""
-    if grad_heads.shape[1] == groups:
-        return grad_heads
-    precise = torch.promote_types(grad_heads.dtype, torch.float32)
-    copies = grad_heads.view(grad_heads.shape[0], groups, -1, *grad_heads.shape[2:])
-    return copies.sum(2, dtype=precise).to(grad_heads.dtype)
-
-
-class Unfused:
-    """Attention in plain torch, with all scores of a call in memory.
-
-    For devices and dtypes without a kernel.
-    """
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See AttentionKernel."""
-        scores = _scores(query, key, causal)
-        log_sum_exp = scores.logsumexp(-1)
-        shares = scores.sub_(log_sum_exp.unsqueeze(-1)).exp_().to(value.dtype)
-        return (shares @ value.unsqueeze(2)).flatten(1, 2), log_sum_exp.flatten(1, 2)
-
-    def backward(
-        self,
-        grad_output: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        output: torch.Tensor,
-        log_sum_exp: torch.Tensor,
-        *,
-        causal: bool,
-    ) -> Gradients:
-        """See AttentionKernel."""
-        shares = _scores(query, key, causal)
-        shares = shares.sub_(_grouped(log_sum_exp.unsqueeze(-1), key)).exp_()  # [B, G, R, Q, K]
-        grad, grouped = _grouped(grad_output, key), _grouped(query, key)
-        along = (grad_output.to(shares.dtype) * output).sum(-1, keepdim=True)
-        grad_value = (shares.to(grad.dtype).mT @ grad).sum(2)
-        grad_scores = (grad @ value.unsqueeze(2).mT).to(shares.dtype).sub_(_grouped(along, key)).mul_(shares)
-        grad_scores = grad_scores.mul_(query.shape[-1] ** -0.5).to(query.dtype)
-        grad_query = (grad_scores @ key.unsqueeze(2)).flatten(1, 2)
-        return grad_query, (grad_scores.mT @ grouped).sum(2), grad_value
-
-
-def _grouped(heads: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """View [B, G, R, ...] of [B, A, ...]."""
-    return heads.view(heads.shape[0], key.shape[1], -1, *heads.shape[2:])
-
-
-def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Scaled scores [B, G, R, Q, K], at least float32, with -inf for masked keys."""
-    scores = _grouped(query * query.shape[-1] ** -0.5, key) @ key.unsqueeze(2).mT
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if causal:
-        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=key.device).triu_(1), -torch.inf)
-    return scores
-
-
 class TorchFlashCPU:
-    """Torch's flash kernel for CPUs, for all floating dtypes and head widths."""
+    """Torch's flash kernel for CPUs, for all floating dtypes and head widths with D = V.
+
+    Bands other than the causal square are masks, by blocks of rows.
+    """
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, settings: AttentionSettings, band: Band
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See AttentionKernel."""
-        key, value = (self._repeated(heads, query) for heads in (key, value))
-        output, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
-        return output, log_sum_exp
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+        def compute(
+            block: Tile, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            key, value = (self._repeated(heads, query) for heads in (key, value))
+            causal, mask = _cpu_mask(query, key, block.band)
+            output, log_sum_exp = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=settings.scale)
+            return output, log_sum_exp
+
+        if _is_square_or_full(query, key, band):
+            return compute(_whole(query, key, band), query, key, value)
+        return forward_by_rows(compute, query, key, value, band)
 
     def backward(
         self,
@@ -110,37 +64,76 @@ class TorchFlashCPU:
         output: torch.Tensor,
         log_sum_exp: torch.Tensor,
         *,
-        causal: bool,
+        settings: AttentionSettings,
+        band: Band,
     ) -> Gradients:
         """See AttentionKernel."""
-        groups = key.shape[1]
-        key, value = (self._repeated(heads, query) for heads in (key, value))
-        grad_query, grad_key, grad_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_output, query, key, value, output, log_sum_exp, 0.0, causal
-        )
-        return grad_query, sum_copies(grad_key, groups), sum_copies(grad_value, groups)
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+        def compute(
+            block: Tile,
+            grad_output: torch.Tensor,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            *sums: torch.Tensor,
+        ) -> Gradients:
+            groups = key.shape[1]
+            key, value = (self._repeated(heads, query) for heads in (key, value))
+            causal, mask = _cpu_mask(query, key, block.band)
+            grad_query, grad_key, grad_value = flash(
+                grad_output, query, key, value, *sums, 0.0, causal, attn_mask=mask, scale=settings.scale
+            )
+            return grad_query, sum_copies(grad_key, groups), sum_copies(grad_value, groups)
+
+        tensors = (grad_output, query, key, value, output, log_sum_exp)
+        if _is_square_or_full(query, key, band):
+            return compute(_whole(query, key, band), *tensors)
+        return backward_by_rows(compute, tensors, band)
 
     def _repeated(self, heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         return heads if GROUPS_ON_CPU else _repeated(heads, query)
 
 
-class TorchFlash:
-    """Torch's flash kernel for GPUs since Ampere.
+def _cpu_mask(query: torch.Tensor, key: torch.Tensor, band: Band) -> tuple[bool, torch.Tensor | None]:
+    """Switch for the causal square, and additive mask [Q, K] of any other band."""
+    if _is_square_or_full(query, key, band):
+        return band == CAUSAL, None
+    # The kernel reads a mask of another dtype without a check.
+    mask = query.new_zeros(query.shape[2], key.shape[2])
+    return False, mask.masked_fill_(outside(band, mask.shape[0], mask.shape[1], mask.device), -torch.inf)
 
-    Takes 16-bit dtypes and head widths up to 256 in multiples of 8.
+
+def _whole(query: torch.Tensor, key: torch.Tensor, band: Band) -> Tile:
+    return Tile(None, (0, query.shape[2]), (0, key.shape[2]), band)
+
+
+def _is_square_or_full(query: torch.Tensor, key: torch.Tensor, band: Band) -> bool:
+    """True for the bands that every kernel has: no limit, or the causal square."""
+    return band == FULL or (band == CAUSAL and query.shape[2] == key.shape[2])
+
+
+class TorchFlash:
+    """Torch's flash kernel for GPUs since Ampere, with windows.
+
+    Takes 16-bit dtypes and head widths D = V up to 256 in multiples of 8.
     """
 
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
-
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, settings: AttentionSettings, band: Band
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See AttentionKernel."""
-        output, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, causal, scale=self._scale
+        if _is_square_or_full(query, key, band):
+            output, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+                query, key, value, 0.0, band == CAUSAL, scale=settings.scale
+            )
+            return output, log_sum_exp
+        heads = [part.transpose(1, 2) for part in (query, key, value)]
+        lengths = query.shape[2], key.shape[2]
+        output, log_sum_exp, *_ = torch.ops.aten._flash_attention_forward(
+            *heads, None, None, *lengths, 0.0, False, False, scale=settings.scale, **_window(band.sides(*lengths))
         )
-        return output, log_sum_exp
+        return output.transpose(1, 2), log_sum_exp
 
     def backward(
         self,
@@ -151,9 +144,26 @@ class TorchFlash:
         output: torch.Tensor,
         log_sum_exp: torch.Tensor,
         *,
-        causal: bool,
+        settings: AttentionSettings,
+        band: Band,
     ) -> Gradients:
         """See AttentionKernel."""
+        lengths = query.shape[2], key.shape[2]
+        if not _is_square_or_full(query, key, band):
+            heads = [part.transpose(1, 2) for part in (grad_output, query, key, value, output)]
+            grads = torch.ops.aten._flash_attention_backward(
+                *heads,
+                log_sum_exp.contiguous(),
+                None,
+                None,
+                *lengths,
+                0.0,
+                False,
+                *_no_random_state(query),
+                scale=settings.scale,
+                **_window(band.sides(*lengths)),
+            )
+            return grads[0].transpose(1, 2), grads[1].transpose(1, 2), grads[2].transpose(1, 2)
         # The kernel reads the state of the random generator only for dropout.
         seed, offset = (torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))
         gradients: Gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -165,68 +175,91 @@ class TorchFlash:
             log_sum_exp.contiguous(),
             None,
             None,
-            query.shape[2],
-            key.shape[2],
+            *lengths,
             0.0,
-            causal,
+            band == CAUSAL,
             seed,
             offset,
-            scale=self._scale,
+            scale=settings.scale,
         )
         return gradients
 
     def forward_packed(
-        self, packing: Packing, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self,
+        packing: Packing,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        settings: AttentionSettings,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See PackedKernel."""
         starts, longest = packing.starts, packing.longest
         heads = [packing.tokens(part) for part in (query, key, value)]
         output, log_sum_exp, *_ = torch.ops.aten._flash_attention_forward(
-            *heads, starts, starts, longest, longest, 0.0, True, False, scale=self._scale
+            *heads,
+            *(starts, starts, longest, longest),
+            *(0.0, _is_causal_only(settings), False),
+            scale=settings.scale,
+            **_packed_window(settings),
         )
         return packing.heads(output), packing.by_sample(log_sum_exp)
 
-    def backward_packed(self, packing: Packing, *tensors: torch.Tensor) -> Gradients:
+    def backward_packed(self, packing: Packing, *tensors: torch.Tensor, settings: AttentionSettings) -> Gradients:
         """See PackedKernel."""
         *heads, log_sum_exp = tensors
         starts, longest = packing.starts, packing.longest
-        # The kernel reads the state of the random generator only for dropout.
-        state = torch.zeros(2, dtype=torch.uint64, device=log_sum_exp.device)
         grads = torch.ops.aten._flash_attention_backward(
             *map(packing.tokens, heads),
             packing.by_token(log_sum_exp),
-            starts,
-            starts,
-            longest,
-            longest,
-            0.0,
-            True,
-            state,
-            torch.empty(0, dtype=torch.uint64, device=log_sum_exp.device),
-            scale=self._scale,
+            *(starts, starts, longest, longest),
+            *(0.0, _is_causal_only(settings)),
+            *_no_random_state(log_sum_exp),
+            scale=settings.scale,
+            **_packed_window(settings),
         )
         return packing.heads(grads[0]), packing.heads(grads[1]), packing.heads(grads[2])
+
+
+def _no_random_state(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # The kernel reads the state of the random generator only for dropout.
+    return torch.zeros(2, dtype=torch.uint64, device=like.device), torch.empty(
+        0, dtype=torch.uint64, device=like.device
+    )
+
+
+def _window(sides: tuple[int, int]) -> dict[str, int]:
+    return {"window_size_left": sides[0], "window_size_right": sides[1]}
+
+
+def _is_causal_only(settings: AttentionSettings) -> bool:
+    return settings.causal and settings.window is None
+
+
+def _packed_window(settings: AttentionSettings) -> dict[str, int]:
+    return {} if settings.window is None else _window((settings.window - 1, 0))
 
 
 class TorchEfficient:
     """Torch's memory-efficient kernel for GPUs since Volta.
 
     Head widths are multiples of 8 in 16 bits, and multiples of 4 in float32. The kernel does not group heads, so keys
-    and values are repeated.
+    and values are repeated. Bands other than the causal square go to plain torch, by blocks of rows.
     """
 
     _ALIGNMENT = 32
     """The kernel pads its log-sum-exp to a multiple of this number of rows."""
-
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
+    _unfused = Unfused()
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, settings: AttentionSettings, band: Band
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See AttentionKernel."""
+        if not _is_square_or_full(query, key, band):
+            return self._unfused.forward(query, key, value, settings=settings, band=band)
+        causal = band == CAUSAL
         output, log_sum_exp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, _repeated(key, query), _repeated(value, query), None, True, 0.0, causal, scale=self._scale
+            query, _repeated(key, query), _repeated(value, query), None, True, 0.0, causal, scale=settings.scale
         )
         return output, log_sum_exp[..., : query.shape[2]]
 
@@ -239,9 +272,13 @@ class TorchEfficient:
         output: torch.Tensor,
         log_sum_exp: torch.Tensor,
         *,
-        causal: bool,
+        settings: AttentionSettings,
+        band: Band,
     ) -> Gradients:
         """See AttentionKernel."""
+        if not _is_square_or_full(query, key, band):
+            tensors = (grad_output, query, key, value, output, log_sum_exp)
+            return self._unfused.backward(*tensors, settings=settings, band=band)
         # exp(score - inf) = 0: padding rows contribute nothing.
         padding = -log_sum_exp.shape[-1] % self._ALIGNMENT
         padded = torch.nn.functional.pad(log_sum_exp, (0, padding), value=torch.inf).contiguous()
@@ -258,73 +295,10 @@ class TorchEfficient:
             offset,
             0.0,
             [True, True, True, False],
-            causal,
-            scale=self._scale,
+            band == CAUSAL,
+            scale=settings.scale,
         )
         return grad_query, sum_copies(grad_key, key.shape[1]), sum_copies(grad_value, key.shape[1])
-
-
-class Padded:
-    """Wrapper that pads heads with zero channels to a width in multiples of 8.
-
-    Zero channels do not change the scores.
-    """
-
-    def __init__(self, kernel: AttentionKernel) -> None:
-        self._kernel = kernel
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See AttentionKernel."""
-        output, log_sum_exp = self._kernel.forward(_padded(query), _padded(key), _padded(value), causal=causal)
-        return output[..., : query.shape[-1]], log_sum_exp
-
-    def backward(
-        self,
-        grad_output: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        output: torch.Tensor,
-        log_sum_exp: torch.Tensor,
-        *,
-        causal: bool,
-    ) -> Gradients:
-        """See AttentionKernel."""
-        width = query.shape[-1]
-        query, key, value = _padded(query), _padded(key), _padded(value)
-        grad_output, output = _padded(grad_output), _padded(output)
-        grads = self._kernel.backward(grad_output, query, key, value, output, log_sum_exp, causal=causal)
-        grad_query, grad_key, grad_value = (grad[..., :width] for grad in grads)
-        return grad_query, grad_key, grad_value
-
-
-class PaddedPacked(Padded):
-    """``Padded`` for a kernel that takes packed documents."""
-
-    def __init__(self, kernel: PackedKernel) -> None:
-        super().__init__(kernel)
-        self._packed = kernel
-
-    def forward_packed(
-        self, packing: Packing, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See PackedKernel."""
-        output, log_sum_exp = self._packed.forward_packed(packing, _padded(query), _padded(key), _padded(value))
-        return output[..., : query.shape[-1]], log_sum_exp
-
-    def backward_packed(self, packing: Packing, *tensors: torch.Tensor) -> Gradients:
-        """See PackedKernel."""
-        *heads, log_sum_exp = tensors
-        padded = [*map(_padded, heads), log_sum_exp]
-        grads = self._packed.backward_packed(packing, *padded)
-        grad_query, grad_key, grad_value = (grad[..., : heads[0].shape[-1]] for grad in grads)
-        return grad_query, grad_key, grad_value
-
-
-def _padded(heads: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(heads, (0, -heads.shape[-1] % _ALIGNED_WIDTH))
 
 
 def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -340,20 +314,16 @@ def has_torch_flash(dtype: torch.dtype, head_dim: int, device: torch.device) -> 
     return sixteen_bit and head_dim <= _FLASH_WIDTH and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
 
 
-def torch_kernel(dtype: torch.dtype, head_dim: int, device: torch.device) -> AttentionKernel | None:
-    """Torch's best kernel for a dtype, head width and device, or None."""
+def torch_kernel(dtype: torch.dtype, widths: tuple[int, int], device: torch.device) -> AttentionKernel | None:
+    """Torch's best kernel for a dtype, the widths of query and value heads, and a device, or None."""
     if device.type == "cpu":
-        return TorchFlashCPU()
+        return fitted(TorchFlashCPU(), widths, 1)
     if device.type != "cuda":
         return None
     capability: Any = torch.cuda.get_device_capability(device)
-    kernel: AttentionKernel
-    if has_torch_flash(dtype, head_dim, device):
-        kernel = TorchFlash(head_dim**-0.5)
-    elif dtype is torch.float64 or (dtype is torch.bfloat16 and capability < _FLASH_CAPABILITY):
+    if has_torch_flash(dtype, max(widths), device):
+        return fitted(TorchFlash(), widths, ALIGNED_WIDTH)
+    if dtype is torch.float64 or (dtype is torch.bfloat16 and capability < _FLASH_CAPABILITY):
         return None
-    else:
-        kernel = TorchEfficient(head_dim**-0.5)
-    if head_dim % _ALIGNED_WIDTH == 0:
-        return kernel
-    return PaddedPacked(kernel) if isinstance(kernel, PackedKernel) else Padded(kernel)
+    is_aligned = all(width % ALIGNED_WIDTH == 0 for width in widths)
+    return TorchEfficient() if is_aligned else Padded(TorchEfficient(), ALIGNED_WIDTH)

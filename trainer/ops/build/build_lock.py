@@ -23,7 +23,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class NoLocksError(Exception):
-    """The file system has no locks, such as Lustre without ``flock`` or NFS without lockd."""
+    """The file system has no locks, as Lustre without ``flock``, or NFS without lockd."""
 
 
 @contextmanager

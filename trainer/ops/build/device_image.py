@@ -42,7 +42,7 @@ class DeviceImage:
     def name(self) -> str:
         """Identity of source, flags and compiler, without the architecture.
 
-        Images with the same name compute alike on all architectures.
+        Images with the same name give the same results on all architectures.
         """
         return f"{self.path.parent.name}/{self.path.stem.partition('-')[2]}"
 
@@ -161,7 +161,7 @@ def _architecture_of(device: torch.device) -> int:
 
 
 def device_source() -> str:
-    """The text of every operation's cuda.cu, one translation unit that includes nothing: NVRTC reads no files."""
+    """All cuda.cu files as one translation unit without includes: NVRTC reads no files."""
     root = source_folder().resolve()
     return "\n".join(_flattened(root, path.resolve()) for path in op_files("cuda.cu"))
 

@@ -28,5 +28,5 @@ def source_files() -> list[Path]:
 
 
 def op_files(name: str) -> list[Path]:
-    """The files of that name, such as ``cpu.cpp``, in the operations' folders, in a fixed order."""
+    """Files of one name, such as ``cpu.cpp``, in all operations' folders, in fixed order."""
     return sorted(source_folder().rglob(name))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.ops.attention.backend import flash_problem, flash_versions, no_flash, why_no_flash
+from trainer.ops.attention.backend import flash_problem, flash_versions, no_flash, trial, why_no_flash
 from trainer.ops.attention.flash_attn import FlashAttnPackage, Version, load, try_in_process
 from trainer.ops.build.packages import LIMIT_S
 from trainer.ops.dispatch.selection import agreed_problems
@@ -47,7 +47,7 @@ def try_flash_attn(config: TrainConfig, dtype: torch.dtype, device: torch.device
     for version in flash_versions(config.model):
         if flash_problem(version, config.model, dtype, device) is None:
             left_s = max(1.0, deadline - time.monotonic())
-            tried[version] = try_in_process(version, dtype, config.model.head_dim, device, left_s)
+            tried[version] = try_in_process(version, dtype, *trial(config.model), device, left_s)
             if tried[version] is None:
                 break
     return tried

@@ -83,7 +83,7 @@ def loaded_path() -> Path | None:
 
 
 def _load_marked(path: Path) -> None:
-    """Load the library with torch, and mark the file as in use by this process."""
+    """Load the library with torch, and mark its file as in use."""
     mark = mark_in_use(path)
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
@@ -192,7 +192,7 @@ def _make(cache: BuildCache, compiler: Compiler, report: LineReport, target: Pat
 
 
 def _first_that_loads(paths: Iterable[Path]) -> Library | BuildError | None:
-    """The first library that loads, or the error of the first path; None without paths."""
+    """The first library that loads, or the first path's error; None without paths."""
     problem = None
     for path in paths:
         try:

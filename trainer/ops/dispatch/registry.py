@@ -36,7 +36,7 @@ class Kernels:
         """Take functions by the names of their operations. Other operations use their default.
 
         Args:
-            in_cpu_memory: kernels for tensors in CPU memory beside a GPU; None: these kernels.
+            in_cpu_memory: kernels for tensors in CPU memory of a run on a GPU; None: these kernels.
             functions: name of the operation -> function.
 
         Raises:

@@ -170,7 +170,7 @@ def measurements_in(text: str) -> Rows:
 
 
 def _is_measurement(row: Any) -> bool:
-    """True if a row has the form that ``keep`` writes; users may edit the file."""
+    """True if a row has the form that ``keep`` writes; users may edit it."""
     return (
         isinstance(row, dict)
         and all(isinstance(row.get(name), str) for name in _WORDS)

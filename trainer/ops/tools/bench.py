@@ -243,7 +243,7 @@ def _measure_case(
 
 
 def _cases(operation: Operation[Any], size: Size, device: torch.device, dtype: torch.dtype) -> list[Case]:
-    """One case on a CPU; on a GPU more cases than fit its L2 cache."""
+    """One case on a CPU; on a GPU more than its L2 cache holds."""
     bench, draw = BENCHES[operation.name], Draw(device, dtype, torch.Generator(device).manual_seed(1))
     cases = [bench.build(size, draw)]
     if device.type == "cuda":

@@ -17,7 +17,7 @@ LONGEST_SEQUENCE = (1 << 31) - 1
 _BLOCK = 1 << 20
 
 
-class PartFiles(NamedTuple):
+class TableFiles(NamedTuple):
     """Open files for reading and writing, each positioned at its end."""
 
     tokens: BinaryIO
@@ -25,7 +25,7 @@ class PartFiles(NamedTuple):
     documents: BinaryIO
 
 
-class PairParts:
+class IndexedDatasetTables:
     """Tables of an indexed dataset in ``files``, empty or continued.
 
     Args:
@@ -34,7 +34,7 @@ class PairParts:
         code: code of the tokens' dtype.
     """
 
-    def __init__(self, name: Path, files: PartFiles, code: int) -> None:
+    def __init__(self, name: Path, files: TableFiles, code: int) -> None:
         self.dtype: np.dtype[Any] = np.dtype(DTYPES[code])
         self._name = name
         self._files = files
@@ -50,7 +50,7 @@ class PairParts:
             self._digest.update(block)
 
     def append(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any], ends: npt.NDArray[Any]) -> None:
-        """Add whole documents; arguments as in PairWriter.append.
+        """Add whole documents; arguments as in IndexedDatasetWriter.append.
 
         Raises:
             DataError: a sequence is longer than the index format allows.

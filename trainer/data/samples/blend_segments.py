@@ -1,8 +1,8 @@
 """Vectorized computation of a blend's order (trainer.data.samples.blend) in parallel segments. Torch-free.
 
 The order is sequential, but it soon forgets its state: from slightly wrong counts it converges to the same counts. So
-many segments (stretches) are computed in parallel, each from a guess of the counts a few samples before its start.
-Stretches whose start differs from the end of the previous stretch are repeated until all agree. The result is exact;
+many segments are computed in parallel, each from a guess of the counts a few samples before its start.
+Segments whose start differs from the end of the previous segment are repeated until all agree. The result is exact;
 the quality of the guesses only affects the time.
 """
 
@@ -15,17 +15,17 @@ import numpy.typing as npt
 
 from trainer.data.samples.windows import Numbers
 
-MOST_COUNTS = 1 << 16
-"""Largest number of counts in memory, datasets x stretches, 8 bytes each: they fit a cache of the core."""
+MAX_COUNTS = 1 << 16
+"""Largest number of counts in memory, datasets x segments, 8 bytes each: they fit a cache of the core."""
 WARM_UP = 32
-"""Samples between a guess and the start of its stretch. For 10 datasets all guesses have converged after 5 samples, for
+"""Samples between a guess and the start of its segment. For 10 datasets all guesses have converged after 5 samples, for
 100 datasets after 64, and 99% of them after 30."""
 
 Counts = npt.NDArray[np.int64]
 
 
 class Step(Protocol):
-    """Function that advances stretches in parallel."""
+    """Function that advances segments in parallel."""
 
     def __call__(
         self,
@@ -37,27 +37,27 @@ class Step(Protocol):
         samples: Numbers | None = None,
         /,
     ) -> None:
-        """Advance stretches from ``firsts`` by ``steps`` samples; updates ``counts`` [stretch, dataset] in place.
+        """Advance segments from ``firsts`` by ``steps`` samples; updates ``counts`` [segment, dataset] in place.
 
-        The choices are stored in ``datasets`` and ``samples`` [step, stretch], unless these are empty.
+        The choices are stored in ``datasets`` and ``samples`` [step, segment], unless these are empty.
         """
 
 
 class Stepper(NamedTuple):
-    """A Step and its best number of stretches."""
+    """A Step and its best number of segments."""
 
     step: Step
     at_once: int
-    """Number of stretches to advance at once."""
+    """Number of segments to advance at once."""
 
 
 class Followed(NamedTuple):
     """A computed part of the order."""
 
     datasets: npt.NDArray[np.integer]
-    """Dataset of each sample, [step, stretch]; the samples of a stretch are consecutive."""
+    """Dataset of each sample, [step, segment]; the samples of a segment are consecutive."""
     samples: Numbers
-    """Number of each sample within its dataset, [step, stretch]."""
+    """Number of each sample within its dataset, [step, segment]."""
     after: Counts
     """Samples drawn from each dataset at the end of the part."""
 
@@ -73,24 +73,24 @@ def follow(
     """Compute the order of ``length`` samples from sample ``first`` on.
 
     Args:
-        stepper: computes stretches; the choice only affects the time.
+        stepper: computes segments; the choice only affects the time.
         weights: weight of each dataset, float64, positive, with sum 1.
         counts: samples drawn from each dataset before ``first``.
         first: first sample.
         length: number of samples, a power of two.
         with_places: False leaves datasets and samples of the result empty.
     """
-    stretches = min(stepper.at_once, 1 << (length.bit_length() // 2 + 1))
-    while stretches > 1 and (stretches * len(weights) > MOST_COUNTS or stretches > length):
-        stretches //= 2
-    steps = length // stretches
+    segments = min(stepper.at_once, 1 << (length.bit_length() // 2 + 1))
+    while segments > 1 and (segments * len(weights) > MAX_COUNTS or segments > length):
+        segments //= 2
+    steps = length // segments
     kept = steps if with_places else 0
-    datasets = np.empty((kept, stretches), np.int16 if len(weights) < 1 << 15 else np.int32)
-    samples = np.empty((kept, stretches), np.int64)
-    firsts = first + np.arange(stretches) * steps
+    datasets = np.empty((kept, segments), np.int16 if len(weights) < 1 << 15 else np.int32)
+    samples = np.empty((kept, segments), np.int64)
+    firsts = first + np.arange(segments) * steps
     before = min(WARM_UP, steps // 2)
     states = _guess(weights, firsts - before, steps).astype(np.float64)
-    # The first stretch needs no guess.
+    # The first segment needs no guess.
     stepper.step(weights, firsts[1:] - before, states[1:], before)
     states[0] = counts
     starts = states.copy()
@@ -129,14 +129,14 @@ def step_in_numpy(
         numbers += 1.0
 
 
-IN_NUMPY = Stepper(step_in_numpy, MOST_COUNTS)
+IN_NUMPY = Stepper(step_in_numpy, MAX_COUNTS)
 
 
 def _guess(weights: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], steps: int) -> Counts:
     """Guess the counts before each of ``numbers`` by largest remainders.
 
-    Datasets drawn less than once in ``steps`` get none of the rest: a stretch that lacks their sample draws it at once
-    and converges, while a stretch that has counted it too early stays wrong to its end.
+    Datasets drawn less than once in ``steps`` get none of the rest: a segment that lacks their sample draws it at once
+    and converges, while a segment that has counted it too early stays wrong to its end.
     """
     due = weights * numbers[:, None].astype(np.float64)
     counts = np.floor(due).astype(np.int64)

@@ -1,0 +1,29 @@
+"""The checkpoint that a path names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.checkpoint.directory import METADATA, CheckpointError, ForeignFormatError, find_latest
+from trainer.checkpoint.foreign import describe_foreign
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The complete checkpoint that ``path`` names or contains: an iter_*, a folder of them, or a run directory.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint.
+        ForeignFormatError: the folder holds a model in another program's format.
+    """
+    foreign = describe_foreign(path)
+    if foreign is not None:
+        raise ForeignFormatError(f"{path} {foreign}")
+    if (path / METADATA).is_file():
+        return path
+    for root in (path / "checkpoints", path):
+        latest, _ = find_latest(root)
+        if latest is not None:
+            return latest
+    raise CheckpointError(
+        f"{path}: holds no checkpoint; name a folder iter_*, the folder that contains it, or a run directory"
+    )

@@ -1,0 +1,165 @@
+"""The program behind ``llmctl checkpoint import|export|show|verify``: checkpoints and Hugging Face folders."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.checkpoint.directory import CheckpointError, damage
+from trainer.checkpoint.find import find_checkpoint
+from trainer.checkpoint.foreign import foreign_format
+from trainer.checkpoint.metadata import load_metadata
+from trainer.config.checkpoint_flags import parse
+from trainer.config.errors import ConfigError
+from trainer.config.foreign_formats import ForeignFormat
+from trainer.conversion.distributed_files import DistributedFiles
+from trainer.conversion.errors import ConversionError
+from trainer.conversion.export_hub import Export, export_hub
+from trainer.conversion.import_hub import import_hub, total_bytes
+from trainer.conversion.import_megatron import MegatronModel, import_megatron, iteration_folder
+from trainer.conversion.verify import BOUND, verify_export
+from trainer.families.format.errors import FamilyError
+from trainer.hub.errors import HubError
+from trainer.hub.folder import HubFolder, is_hub_folder
+from trainer.hub.gguf.file import GgufFile, is_gguf_file
+from trainer.hub.published import PublishedModel
+
+_FAILED = 1
+_USAGE = 2
+_BAD_INPUT = 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one of the commands; returns 3 for input that cannot be used, 1 for an export that differs."""
+    command = arguments[0] if arguments else ""
+    if command not in _COMMANDS:
+        print(f"llmctl checkpoint: the commands are {', '.join(_COMMANDS)}", file=sys.stderr)
+        return _USAGE
+    options = parse(command, arguments[1:])
+    options.source = Path(options.source)
+    try:
+        return _COMMANDS[command](options)
+    except (CheckpointError, ConfigError, ConversionError, FamilyError, HubError) as error:
+        print(f"llmctl checkpoint {command}: {error}", file=sys.stderr)
+        return _BAD_INPUT
+
+
+def _import(options: argparse.Namespace) -> int:
+    if is_gguf_file(options.source):
+        with GgufFile(options.source) as source:
+            return _import_published(source, options.output)
+    if not options.source.is_dir():
+        raise ConversionError(f"{options.source}: is no folder; name a folder with a config.json, or a GGUF file")
+    found = foreign_format(options.source)
+    if found is ForeignFormat.TORCH_DIST:
+        return _import_megatron(options)
+    if found in (ForeignFormat.TORCH, ForeignFormat.ZARR):
+        raise ConversionError(f"{options.source} {found.problem}")
+    with HubFolder(options.source, drops_prediction_layers=options.drop_mtp) as folder:
+        if folder.num_dropped:
+            print(f"leaving out {folder.num_dropped} tensors of prediction layers")
+        return _import_published(folder, options.output)
+
+
+def _import_published(source: PublishedModel, output: Path) -> int:
+    print(f"{source.family.name}, {source.num_tensors} tensors, {total_bytes(source) / 1e9:.2f} GB")
+    with _progress("import", total_bytes(source)) as advance:
+        checkpoint = import_hub(source, output, advance)
+    for note in source.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"wrote {checkpoint}")
+    return 0
+
+
+def _import_megatron(options: argparse.Namespace) -> int:
+    with DistributedFiles(iteration_folder(options.source)) as files:
+        source = MegatronModel.of(files)
+        print(f"GPT of Megatron-core, {len(source.sources)} tensors, {source.total_bytes / 1e9:.2f} GB")
+        with _progress("import", source.total_bytes) as advance:
+            checkpoint = import_megatron(source, options.output, advance)
+    print(f"wrote {checkpoint}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    checkpoint = find_checkpoint(options.source)
+    export = Export.open(checkpoint)
+    print(
+        f"{checkpoint}: {export.family.name}, iteration {export.metadata.iteration}, {export.total_bytes / 1e9:.2f} GB"
+    )
+    with _progress("export", export.total_bytes) as advance:
+        count = export_hub(export, options.output, advance, options.max_shard_bytes)
+    print(f"wrote {count} tensors to {options.output}")
+    return 0 if options.no_verify else _verify_pair(checkpoint, options.output)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    checkpoint = find_checkpoint(options.source)
+    problem = damage(checkpoint)
+    if problem is not None:
+        raise CheckpointError(f"{checkpoint} {problem}")
+    if options.against is not None:
+        return _verify_pair(checkpoint, options.against)
+    incomplete = [name for name, tensor in load_metadata(checkpoint).tensors["model"].items() if not tensor.is_complete]
+    if incomplete:
+        raise CheckpointError(f"{checkpoint}: {incomplete[0]} is incomplete")
+    print(f"{checkpoint}: all files and all parts of all tensors are there")
+    return 0
+
+
+def _verify_pair(checkpoint: Path, folder: Path) -> int:
+    found = verify_export(checkpoint, folder)
+    verdict = "equal" if found.is_good else f"DIFFERENT, above the bound {BOUND:g}"
+    print(f"{found.tensors} tensors; logits by {found.witness}: largest difference {found.difference:.1e}, {verdict}")
+    return 0 if found.is_good else _FAILED
+
+
+def _show(options: argparse.Namespace) -> int:
+    if is_hub_folder(options.source) or is_gguf_file(options.source):
+        is_file = is_gguf_file(options.source)
+        with GgufFile(options.source) if is_file else HubFolder(options.source, may_lack_heads=True) as source:
+            what = "GGUF file" if is_file else "Hugging Face folder"
+            print(f"{what}: {source.family.name}, {source.num_tensors} tensors")
+            rows = [
+                (name, source.shape(name), str(source.dtype(name)).removeprefix("torch.")) for name in source.weights
+            ]
+    else:
+        checkpoint = find_checkpoint(options.source)
+        metadata = load_metadata(checkpoint)
+        print(f"{checkpoint}: iteration {metadata.iteration}, vocabulary {metadata.vocab_size}")
+        print(f"layout: {', '.join(f'{axis} {size}' for axis, size in metadata.layout.items()) or 'imported'}")
+        print(f"optimizer: {metadata.optimizer['name'] if metadata.optimizer else 'none'}")
+        rows = [(name, tensor.shape, tensor.dtype) for name, tensor in sorted(metadata.tensors["model"].items())]
+    for name, shape, dtype in rows:
+        print(f"  {name:50} {dtype:9} {list(shape)}")
+    return 0
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal; elsewhere one line at the end."""
+    begin = time.monotonic()
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda count: bar.advance(task, count)
+    else:
+        yield lambda count: None  # noqa: ARG005
+    seconds = time.monotonic() - begin
+    print(f"{what}: {total / 1e6:.1f} MB in {seconds:.1f} s", file=sys.stderr)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "import": _import,
+    "export": _export,
+    "show": _show,
+    "verify": _verify,
+}
