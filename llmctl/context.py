@@ -1,4 +1,4 @@
-"""One call of llmctl: folders, environment, connections, clusters in use, place of secrets.
+"""One call of llmctl: folders, environment, connections, messages, clusters in use, place of secrets.
 
 The command line makes one Context; everything else takes it as an argument. Slow modules are imported where they are
 used: every command imports this module.
@@ -7,6 +7,7 @@ used: every command imports this module.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,11 @@ SECRETS_FOLDER = ".secrets"
 """Beside the runs: every node can read and write below runs_root. Home directories may lack this property."""
 
 
+def say(message: str) -> None:
+    """Print a message on standard error. Standard output stays clean for a pipe."""
+    print(message, file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Context:
     """One call of llmctl. typer passes the Context on as ``Context.obj``.
@@ -37,11 +43,11 @@ class Context:
     Attributes:
         command: the words after ``--``; empty if there are none.
         environment: the environment variables; the rest of llmctl never reads os.environ.
-        environment: the environment variables; nothing else of llmctl reads it.
         cwd: the working directory, absolute.
         folders: the user's folders.
         connections: transports to the clusters that this call has used, by name; ``close`` ends them.
         backends: of the schedulers that this call has used, by name.
+        tell: shows a message to the user while the call goes on.
     """
 
     argv: tuple[str, ...]
@@ -51,6 +57,7 @@ class Context:
     folders: UserFolders
     connections: dict[str, Transport] = field(default_factory=dict, compare=False, repr=False)
     backends: dict[str, Backend] = field(default_factory=dict, compare=False, repr=False)
+    tell: Callable[[str], None] = field(default=say, compare=False, repr=False)
 
     @classmethod
     def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Context:

@@ -1,7 +1,7 @@
 """Durations as readable text."""
 
 
-def spoken(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """``12 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``: two units at most, never negative."""
     whole = max(0, round(seconds))
     if whole < 120:

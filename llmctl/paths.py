@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+BUNDLED = PACKAGE / "_bundled" if (PACKAGE / "_bundled").is_dir() else PACKAGE.parent
+"""Folder of the ``templates``, ``clusters``, ``examples`` and ``csrc`` of this llmctl: in its wheel or checkout."""
+TRAINER = PACKAGE.parent / "trainer"
+"""The trainer package that comes with this llmctl."""
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -53,15 +57,9 @@ class UserFolders:
         return self.state / "secrets"
 
 
-def bundled(kind: str) -> Path:
-    """The folder of ``templates``, ``clusters``, ``examples`` or ``csrc`` that comes with this llmctl."""
-    in_wheel = PACKAGE / "_bundled" / kind
-    return in_wheel if in_wheel.is_dir() else PACKAGE.parent / kind
-
-
 def search_path(folders: UserFolders, kind: str) -> tuple[Path, ...]:
     """Folders that may hold files of a kind, in order of precedence."""
-    return (folders.config / kind, bundled(kind))
+    return (folders.config / kind, BUNDLED / kind)
 
 
 def profile_files(folders: UserFolders, name: str) -> list[Path]:
@@ -70,11 +68,6 @@ def profile_files(folders: UserFolders, name: str) -> list[Path]:
         return []
     found = [folder / f"{name}.yaml" for folder in reversed(search_path(folders, "clusters"))]
     return [path for path in found if path.is_file()]
-
-
-def trainer_package() -> Path:
-    """The trainer package that comes with this llmctl."""
-    return PACKAGE.parent / "trainer"
 
 
 def _base(environ: Mapping[str, str], variable: str, default: Path) -> Path:

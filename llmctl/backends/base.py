@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 
 if TYPE_CHECKING:
@@ -62,10 +63,15 @@ class JobRequest:
         nodes: number of nodes.
         ranks_per_node: G, the number of ranks on each node.
         gpus_per_node: GPUs requested per node; 0 for a job on CPUs.
-        cores_per_node: CPU cores of this kind of node; None if unset in the profile.
+        tasks_per_node: tasks of each node for schedulers that count tasks: one for torchrun, otherwise one per rank.
+        cores_per_node: CPU cores of all tasks of a node together, the same number for each task; None if unset in the
+            profile. Steps inside the job may request no more.
         time_s: limit in seconds; None: the site's default.
         launcher: torchrun, srun or mpirun.
         resource_type: the site's name for the kind of node; None if the site has no such names.
+        resource: the profile's entry for the kind of node; None without an entry.
+        site_options: directives of the site, then those of the kind of node. As the last options they override all
+            others.
         group: account, project or group to bill.
         queue: queue or partition.
         reservation: id of nodes reserved earlier.
@@ -81,10 +87,13 @@ class JobRequest:
     nodes: int = 1
     ranks_per_node: int = 1
     gpus_per_node: int = 0
+    tasks_per_node: int = 1
     cores_per_node: int | None = None
     time_s: int | None = None
     launcher: str = "torchrun"
     resource_type: str | None = None
+    resource: "ResourceType | None" = None
+    site_options: tuple[str, ...] = ()
     group: str | None = None
     queue: str | None = None
     reservation: str | None = None
@@ -92,26 +101,6 @@ class JobRequest:
     container: "ContainerPlan | None" = None
     after: tuple[str, ...] = ()
     after_any: bool = True
-
-    @cached_property
-    def resource(self) -> "ResourceType | None":
-        """Entry of the profile for the kind of node."""
-        return self.profile.resource_types.get(self.resource_type or "")
-
-    @property
-    def tasks_per_node(self) -> int:
-        """Tasks per node for schedulers that count tasks: one for torchrun, otherwise one per rank."""
-        return 1 if self.launcher == "torchrun" else self.ranks_per_node
-
-    @property
-    def cores_per_task(self) -> int | None:
-        """Cores per task; None if unset in the profile."""
-        return None if self.cores_per_node is None else max(1, self.cores_per_node // self.tasks_per_node)
-
-    @property
-    def cores_granted(self) -> int | None:
-        """Cores of all tasks of a node together, the maximum that steps inside the job may request."""
-        return None if self.cores_per_task is None else self.cores_per_task * self.tasks_per_node
 
 
 @dataclass(frozen=True)
@@ -226,6 +215,17 @@ class DoctorCommands:
     accounts: str | None = None
     accounts_are_complete: bool = False
     oldest_version: str | None = None
+
+
+def parse_process_id(output: str) -> str:
+    """Job id of a backend without a queue: the process id of the started job.sh.
+
+    Raises:
+        SchedulerError: ``output`` is no process id.
+    """
+    if not output.strip().isdecimal():
+        raise SchedulerError(f"starting the job printed no process id but {output!r}", transient=False)
+    return output.strip()
 
 
 class Backend(Protocol):

@@ -7,8 +7,7 @@ llmctl.transport.processes finds and ends the processes of a run.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmctl.backends.base import Capabilities, HostCommand, JobRequest, ProfileHints
-from llmctl.errors import SchedulerError
+from llmctl.backends.base import Capabilities, HostCommand, JobRequest, ProfileHints, parse_process_id
 
 HOST = "localhost"
 
@@ -35,9 +34,7 @@ class LocalBackend:
 
     def parse_job_id(self, output: str) -> str:
         """Process id of the started job.sh."""
-        if not output.strip().isdecimal():
-            raise SchedulerError(f"starting the job printed no process id but {output!r}", transient=False)
-        return output.strip()
+        return parse_process_id(output)
 
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
         """Bash with the script on its command line, so that the terminal stays free."""

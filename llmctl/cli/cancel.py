@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from llmctl.cli.completion import complete_run
-from llmctl.cli.console import say
-from llmctl.context import ClusterSession, Context
+from llmctl.context import ClusterSession, Context, say
 from llmctl.errors import LlmctlError, RecordError
 from llmctl.operate.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.runs.record import RunRecord

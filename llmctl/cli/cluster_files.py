@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmctl.cli.completion import complete_cluster
-from llmctl.cli.console import is_for_people, say
-from llmctl.context import Context
+from llmctl.cli.console import is_for_people
+from llmctl.context import Context, say
 from llmctl.errors import LlmctlError, ProfileError, UsageError
 from llmctl.paths import CLUSTER_NAME
 from llmctl.site.profile_names import ARGUMENT

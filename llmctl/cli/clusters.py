@@ -6,8 +6,8 @@ import typer
 
 from llmctl.cli.cluster_files import new, setup
 from llmctl.cli.completion import complete_cluster
-from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.context import DEFAULT_CLUSTER, Context
+from llmctl.cli.console import is_for_people, print_json, rich_console
+from llmctl.context import DEFAULT_CLUSTER, Context, say
 from llmctl.errors import LlmctlError
 from llmctl.paths import profile_files
 from llmctl.site.profile_names import ARGUMENT, cluster_names

@@ -24,8 +24,3 @@ def print_json(document: Any) -> None:
     import json
 
     print(json.dumps(document, indent=1))
-
-
-def say(message: str) -> None:
-    """Print a message on standard error. Standard output stays clean for a pipe."""
-    print(message, file=sys.stderr)

@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from llmctl.cli.completion import complete_cluster
-from llmctl.cli.data_job import (
+from llmctl.cli.trainer_job import (
     AsJson,
     Cluster,
     Container,
@@ -68,13 +68,13 @@ def prepare(
 ) -> int:
     """Tokenize text into Megatron-LM's .bin/.idx: PREFIX_KEY_document, or _sentence, with a manifest."""
     given = locals()
-    from llmctl.operate.data_jobs import DataWork
+    from llmctl.operate.trainer_jobs import TrainerWork
     from trainer.config.data_flags import parse
 
     options = parse("prepare", ctx.args)
     tokenizer = (options.tokenizer_model, options.vocab_file, options.merge_file)
     paths = (*options.input, options.output_prefix, *(str(path) for path in tokenizer if path is not None))
-    return start(ctx.obj, DataWork("prepare", tuple(ctx.args), paths, by_nodes=True), given)
+    return start(ctx.obj, TrainerWork(("data", "prepare"), tuple(ctx.args), paths, by_nodes=True, on_cpu=True), given)
 
 
 @app.command(cls=DataCommand, context_settings=_PASSING_ON)
@@ -94,12 +94,12 @@ def train_tokenizer(
 ) -> int:
     """Train a tokenizer on text; the same text gives the same file. On a cluster, submits a job."""
     given = locals()
-    from llmctl.operate.data_jobs import DataWork
+    from llmctl.operate.trainer_jobs import TrainerWork
     from trainer.config.data_flags import parse
 
     options = parse("train-tokenizer", ctx.args)
     paths = (*options.input, str(options.output))
-    return start(ctx.obj, DataWork("train-tokenizer", tuple(ctx.args), paths), given)
+    return start(ctx.obj, TrainerWork(("data", "train-tokenizer"), tuple(ctx.args), paths, on_cpu=True), given)
 
 
 @app.command(cls=DataCommand, context_settings=_PASSING_ON)

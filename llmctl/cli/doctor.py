@@ -43,8 +43,8 @@ def doctor(
         else:
             console.print(f"{check.state:8}", style=_STYLES[check.state], end=" ")
             console.print(f"{check.name:17} {check.detail}", markup=False, soft_wrap=True)
-        if check.mend:
-            print(f"{'':8} {'':17} mend: {check.mend}")
+        if check.remedy:
+            print(f"{'':8} {'':17} fix: {check.remedy}")
     if as_json:
         faults = sum(check.state == "FAULT" for check in checks)
         print_json({"cluster": profile.name, "faults": faults, "checks": [asdict(check) for check in checks]})

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.cli.console import say
-from llmctl.context import Context
+from llmctl.context import Context, say
 from llmctl.errors import UsageError
 
 if TYPE_CHECKING:

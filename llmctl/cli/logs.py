@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from llmctl.cli.completion import complete_run
-from llmctl.cli.console import say
-from llmctl.context import ClusterSession, Context
+from llmctl.context import ClusterSession, Context, say
 from llmctl.errors import RecordError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.follow import default_choice, follow_run, pending_words
@@ -129,7 +128,7 @@ def _say_what_failed(found: Found) -> None:
     if found.choice.kind != "failed":
         return
     if not found.errors:
-        say(f"{found.record.run_id}: no rank left an error in attempt {found.attempt}; see llmctl logs --job")
+        say(f"{found.record.run_id}: no rank wrote an error report in attempt {found.attempt}; see llmctl logs --job")
     for number, error in enumerate(found.errors):
         say(f"{'first' if number == 0 else 'then'}: {error.summary()}")
 

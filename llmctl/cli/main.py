@@ -32,6 +32,9 @@ COMMANDS = {
     "nodes": ("llmctl.cli.nodes", "Show the nodes of a cluster: idle, in use or drained, with reasons."),
     "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
     "data": ("llmctl.cli.data", "Turn text into training data; inspect and merge datasets."),
+    "checkpoint": ("llmctl.cli.checkpoint", "Import, export and check models: Hugging Face folders."),
+    "generate": ("llmctl.cli.generate", "Continue prompts with a trained model."),
+    "evaluate": ("llmctl.cli.evaluate", "Measure a trained model: perplexity of a text, or tasks."),
     "env": ("llmctl.cli.env", "Build or inspect the fused kernels of jobs."),
     "doctor": ("llmctl.cli.doctor", "Check a cluster, with a remedy for each problem."),
 }

@@ -8,8 +8,8 @@ import typer
 
 from llmctl.backends.base import NodeReport
 from llmctl.cli.completion import complete_cluster
-from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.context import ClusterSession, Context
+from llmctl.cli.console import is_for_people, print_json, rich_console
+from llmctl.context import ClusterSession, Context, say
 from llmctl.operate.nodes import NodeGroup, QueueSummary, group_nodes, read_nodes, summarize
 
 COLUMNS = ("QUEUES", "STATE", "NODES", "GPUS", "CORES", "MEMORY", "NAMES", "REASON")

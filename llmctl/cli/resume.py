@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from llmctl.cli.completion import complete_run
-from llmctl.cli.console import say
-from llmctl.context import Context
+from llmctl.context import Context, say
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -33,7 +32,7 @@ def resume(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Resume an ended run from its latest checkpoint, with its own config and code."""
-    from llmctl.cli.plan_output import carry_out, follow_started, show_plan
+    from llmctl.cli.submit import carry_out, follow_started, show_plan
     from llmctl.context import ClusterSession
     from llmctl.operate.resume import check_ended, check_work_left, start_point
     from llmctl.runs.record import RunRecord

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.cli.console import is_for_people, print_json, rich_console, say
-from llmctl.context import Context
-from llmctl.durations import clock, spoken
+from llmctl.cli.console import is_for_people, print_json, rich_console
+from llmctl.context import Context, say
+from llmctl.durations import clock, duration_text
 from llmctl.errors import SchedulerError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.survey import RunSurvey, has_finished
@@ -116,7 +116,7 @@ def _cells(view: RunView) -> list[str]:
         f"{view.tokens_per_s:,.0f}" if view.tokens_per_s is not None else "-",
         f"{100 * view.mfu:.1f}%" if view.mfu is not None else "-",
         clock(view.eta_s) if view.eta_s is not None else "-",
-        spoken(view.metrics_age_s) if view.metrics_age_s is not None else "-",
+        duration_text(view.metrics_age_s) if view.metrics_age_s is not None else "-",
     ]
 
 

@@ -77,18 +77,20 @@ def judge_scheduler(profile: ClusterProfile, sections: Sections) -> list[Check]:
     missing = sections["commands"].text.split()
     if missing:
         here = "this machine" if profile.login.host is None else profile.login.host
-        mend = f"llmctl clusters setup {profile.name} --login HOST   # the cluster's login node, as ssh knows it"
+        remedy = f"llmctl clusters setup {profile.name} --login HOST   # the cluster's login node, as ssh knows it"
         if profile.login.host is not None or len(missing) < len(commands.programs):
-            mend = f"put them on the PATH of non-interactive shells on {here}: in ~/.bashrc, before any early return"
-        return [Check("scheduler", "FAULT", f"{here} has no {', '.join(missing)}", mend, exit_code=4)]
+            remedy = f"put them on the PATH of non-interactive shells on {here}: in ~/.bashrc, before any early return"
+        return [Check("scheduler", "FAULT", f"{here} has no {', '.join(missing)}", remedy, exit_code=4)]
     # A client without its server's address prints a complaint before its version.
     version = [line for line in sections["version"].text.splitlines() if re.search(r"\d+\.\d+", line)]
     shown = version[0].strip() if version else profile.scheduler
     queues = sections["queues"]
     if queues.status != 0:
         said = " ".join(queues.text.split())[-200:] or f"exit status {queues.status}"
-        mend = f"try this command yourself: {commands.queues}; if it fails too, the scheduler is down or closed to you"
-        return [Check("scheduler", "FAULT", f"{shown}, but the server does not answer: {said}", mend, exit_code=4)]
+        remedy = (
+            f"try this command yourself: {commands.queues}; if it fails too, the scheduler is down or closed to you"
+        )
+        return [Check("scheduler", "FAULT", f"{shown}, but the server does not answer: {said}", remedy, exit_code=4)]
     return [Check("scheduler", "ok", shown), *_queues(profile, queues.text), *_old(shown, commands.oldest_version)]
 
 
@@ -98,8 +100,8 @@ def _queues(profile: ClusterProfile, text: str) -> list[Check]:
     unknown = sorted(queue for queue in used if queue and queue not in known)
     if not unknown or not known:
         return []
-    mend = f"set queue of these resource types in your overlay; valid are {', '.join(sorted(known)[:12])}"
-    return [Check("queues", "warning", f"{', '.join(unknown)} does not exist", mend)]
+    remedy = f"set queue of these resource types in your overlay; valid are {', '.join(sorted(known)[:12])}"
+    return [Check("queues", "warning", f"{', '.join(unknown)} does not exist", remedy)]
 
 
 def _old(version: str, oldest: str | None) -> list[Check]:
@@ -127,15 +129,15 @@ def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) 
         if not profile.group_required:
             return [Check("group", "ok", "no group is set, and none is required")]
         choice = f" (yours: {', '.join(known[:12])})" if known else ""
-        mend = f"llmctl clusters setup {profile.name} --group G{choice}; or --group G, or LLMCTL_GROUP"
-        return [Check("group", "FAULT", "jobs need a group to bill", mend)]
+        remedy = f"llmctl clusters setup {profile.name} --group G{choice}; or --group G, or LLMCTL_GROUP"
+        return [Check("group", "FAULT", "jobs need a group to bill", remedy)]
     if group in known:
         return [Check("group", "ok", group)]
     if not known:
         return [Check("group", "note", f"{group}; the scheduler does not report your groups")]
-    mend = f"llmctl clusters setup {profile.name} --group G, with one of {', '.join(known[:12])}"
+    remedy = f"llmctl clusters setup {profile.name} --group G, with one of {', '.join(known[:12])}"
     state = "FAULT" if commands.accounts_are_complete else "warning"
-    return [Check("group", state, f"you are not in {group}", mend)]
+    return [Check("group", state, f"you are not in {group}", remedy)]
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,8 @@ def judge_container(profile: ClusterProfile, sections: Sections) -> list[Check]:
     if runtime is None:
         if profile.environment.kind != "container":
             return []
-        mend = "set container.runtime in your overlay: pyxis, enroot, apptainer or singularity"
-        return [Check("container", "FAULT", "environment.kind is container, but the profile names no runtime", mend)]
+        remedy = "set container.runtime in your overlay: pyxis, enroot, apptainer or singularity"
+        return [Check("container", "FAULT", "environment.kind is container, but the profile names no runtime", remedy)]
     section = sections["container"]
     if section.status == 0:
         shown = "pyxis is a plug-in of srun here" if runtime == "pyxis" else section.text.strip().splitlines()[0]
@@ -222,10 +224,10 @@ def judge_container(profile: ClusterProfile, sections: Sections) -> list[Check]:
     needed = profile.environment.kind == "container"
     if runtime == "pyxis":
         what = "srun has no --container-image: pyxis is not installed"
-        mend = "ask the site for pyxis, or set container.runtime to apptainer or enroot in your overlay"
-        return [Check("container", "FAULT" if needed else "warning", what, mend)]
-    mend = "add its module, if any, to environment.modules in your overlay; it may exist on compute nodes only"
-    return [Check("container", "warning", f"{runtime} is not found on this node", mend)]
+        remedy = "ask the site for pyxis, or set container.runtime to apptainer or enroot in your overlay"
+        return [Check("container", "FAULT" if needed else "warning", what, remedy)]
+    remedy = "add its module, if any, to environment.modules in your overlay; it may exist on compute nodes only"
+    return [Check("container", "warning", f"{runtime} is not found on this node", remedy)]
 
 
 def judge_node(profile: ClusterProfile, sections: Sections, began: float, ended: float) -> list[Check]:
@@ -258,8 +260,8 @@ def judge_node(profile: ClusterProfile, sections: Sections, began: float, ended:
     if charmap.upper().replace("-", "") == "UTF8":
         checks.append(Check("locale", "ok", charmap))
     else:
-        mend = "export LC_ALL=C.UTF-8   # in ~/.bashrc there, and in environment.setup of your overlay for jobs"
+        remedy = "export LC_ALL=C.UTF-8   # in ~/.bashrc there, and in environment.setup of your overlay for jobs"
         checks.append(
-            Check("locale", "warning", f"{charmap.splitlines()[-1] if charmap else 'unknown'}, not UTF-8", mend)
+            Check("locale", "warning", f"{charmap.splitlines()[-1] if charmap else 'unknown'}, not UTF-8", remedy)
         )
     return checks

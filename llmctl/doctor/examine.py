@@ -18,7 +18,8 @@ from llmctl.doctor.python import Check, judge_driver, judge_node_python, judge_p
 from llmctl.errors import LlmctlError, ProfileError, SchedulerError
 from llmctl.paths import UserFolders
 from llmctl.submit.execute import FIND_NODE_PYTHON
-from llmctl.submit.render import environment_script, job_python
+from llmctl.submit.render import environment_script
+from llmctl.submit.request import job_python
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
@@ -37,7 +38,7 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
         return
     root, trouble = _runs_root(context, profile)
     try:
-        facts = transport.look_at([root])[0] if root is not None else None
+        facts = transport.stat_paths([root])[0] if root is not None else None
         nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
         began = time.time()
         asked = [*probes(profile, nearest), ("supervisor", FIND_NODE_PYTHON)]
@@ -83,16 +84,16 @@ class _Answers(dict[str, Section]):
 
 def _connection(context: Context, profile: "ClusterProfile") -> tuple["Transport | None", list[Check]]:
     if capabilities_of(profile.scheduler).starts_on_hosts and not profile.hosts:
-        mend = f"llmctl clusters setup {profile.name} --host A --host B"
-        return None, [Check("connection", "FAULT", "the profile names no machine", mend)]
+        remedy = f"llmctl clusters setup {profile.name} --host A --host B"
+        return None, [Check("connection", "FAULT", "the profile names no machine", remedy)]
     began = time.monotonic()
     try:
         transport = context.connect(profile)
         transport.home()
     except LlmctlError as error:
         host = profile.hosts[0] if profile.hosts else profile.login.host
-        mend = f"ssh {host}   # shows more" if host is not None else ""
-        return None, [Check("connection", "FAULT", error.message, mend, error.exit_code)]
+        remedy = f"ssh {host}   # shows more" if host is not None else ""
+        return None, [Check("connection", "FAULT", error.message, remedy, error.exit_code)]
     took = f", {time.monotonic() - began:.1f} s" if transport.is_remote else ""
     return transport, [Check("connection", "ok", f"{transport.host}{took}")]
 
@@ -101,8 +102,8 @@ def _runs_root(context: Context, profile: "ClusterProfile") -> tuple[str | None,
     try:
         return context.runs_root(profile), []
     except ProfileError as error:
-        mend = f"llmctl clusters setup {profile.name} --runs-root DIR"
-        return None, [Check("runs_root", "FAULT", error.message.splitlines()[0], mend)]
+        remedy = f"llmctl clusters setup {profile.name} --runs-root DIR"
+        return None, [Check("runs_root", "FAULT", error.message.splitlines()[0], remedy)]
 
 
 def _python(

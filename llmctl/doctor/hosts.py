@@ -62,11 +62,11 @@ def judge_hosts(profile: "ClusterProfile", answers: Mapping[str, Answer], python
         gpus = parse_gpus(answer["gpus"].text) if "gpus" in answer else []
         found = ", ".join(f"{count} x {name}" for name, count in Counter(gpu.name for gpu in gpus).items()) or "no GPU"
         if answer.get("python", Section(127, "")).status != 0:
-            mend = "create the environment there too, at the same path, or in a folder that all machines share"
-            checks.append(Check(f"host {host}", "FAULT", f"{found}; {python} does not exist", mend))
+            remedy = "create the environment there too, at the same path, or in a folder that all machines share"
+            checks.append(Check(f"host {host}", "FAULT", f"{found}; {python} does not exist", remedy))
         elif kind is not None and len(gpus) < kind.gpus:
-            mend = "set gpus of the resource type in your overlay, or remove the machine from hosts"
-            checks.append(Check(f"host {host}", "warning", f"{found}, but the profile says {kind.gpus}", mend))
+            remedy = "set gpus of the resource type in your overlay, or remove the machine from hosts"
+            checks.append(Check(f"host {host}", "warning", f"{found}, but the profile says {kind.gpus}", remedy))
         else:
             checks.append(Check(f"host {host}", "ok", found))
         if "place" in answer and answer["place"].status == 0:
@@ -82,5 +82,5 @@ def _sharing(profile: "ClusterProfile", places: dict[str, str], count: int) -> l
         return [Check("shared", "note", detail)]
     if len(set(places.values())) == 1:
         return [Check("shared", "ok", f"runs_root is one folder on all {count} machines")]
-    mend = "mount one folder on all of them, or set shared: false in your overlay"
-    return [Check("shared", "FAULT", "runs_root is a different folder on different machines", mend)]
+    remedy = "mount one folder on all of them, or set shared: false in your overlay"
+    return [Check("shared", "FAULT", "runs_root is a different folder on different machines", remedy)]

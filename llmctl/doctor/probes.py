@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _MARK = "==llmctl-doctor=="
-_PATIENCE_S = 20
+_TIMEOUT_S = 20
 """Limit per command: an overloaded scheduler or a hanging file system must not delay the other commands."""
 
 
@@ -31,7 +31,7 @@ def probe_script(commands: Sequence[tuple[str, str]]) -> str:
     """
     lines = [
         # Terse output without colours, in any locale.
-        "limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 " + f"{_PATIENCE_S}'",
+        "limit=; command -v timeout >/dev/null 2>&1 && limit='timeout -k 2 " + f"{_TIMEOUT_S}'",
         "section() {",
         f"    printf '\\n{_MARK} %s\\n' \"$1\"",
         '    $limit bash -c "$2" </dev/null 2>&1',

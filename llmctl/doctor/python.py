@@ -42,14 +42,14 @@ class Check:
         name: subject of the check.
         state: ok, note (not testable here, or not required here), warning or FAULT.
         detail: the finding.
-        mend: the remedy, as a command or step; empty without a problem.
+        remedy: the remedy, as a command or step; empty without a problem.
         exit_code: class of a fault: 3 profile, 4 scheduler or connection.
     """
 
     name: str
     state: str
     detail: str
-    mend: str = ""
+    remedy: str = ""
     exit_code: int = 3
 
 
@@ -64,11 +64,11 @@ def judge_python(facts: dict[str, Any], wanted_gpu: str | None) -> list[Check]:
     shown = ".".join(str(part) for part in version)
     python = facts["executable"]
     if version < _OLDEST_PYTHON:
-        mend = (
+        remedy = (
             "make an environment with Python 3.10 or later: `module avail python`, `conda create -p DIR python=3.12`, "
             "or `uv venv --python 3.12 DIR`"
         )
-        return [Check("python", "FAULT", f"{shown} at {python} is too old", mend)]
+        return [Check("python", "FAULT", f"{shown} at {python} is too old", remedy)]
     checks = [Check("python", "ok", f"{shown} at {python}"), *_packages(facts)]
     if "torch" not in facts:
         error = facts.get("torch_error", "it cannot be imported")
@@ -88,14 +88,14 @@ def _packages(facts: dict[str, Any]) -> list[Check]:
     for names, state in ((_NEEDED, "FAULT"), (_USEFUL, "warning")):
         missing = [name for name in names if name not in found]
         if missing:
-            mend = f"{python} -m pip install {' '.join(missing)}"
-            checks.append(Check("packages", state, f"{', '.join(missing)} not installed", mend))
+            remedy = f"{python} -m pip install {' '.join(missing)}"
+            checks.append(Check("packages", state, f"{', '.join(missing)} not installed", remedy))
     if not checks:
         checks.append(Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items())))
     if "unrelated_apex" in facts:
         what = f"{facts['unrelated_apex']} is not NVIDIA's apex but a web toolkit of the same name"
-        mend = f"{python} -m pip uninstall apex   # llmctl needs no apex"
-        checks.append(Check("apex", "FAULT", what, mend))
+        remedy = f"{python} -m pip uninstall apex   # llmctl needs no apex"
+        checks.append(Check("apex", "FAULT", what, remedy))
     return checks
 
 
@@ -169,8 +169,10 @@ def judge_driver(gpus: Sequence[Gpu], facts: dict[str, Any] | None, *, expected:
     oldest = _OLDEST_DRIVER.get(str(cuda).partition(".")[0])
     if oldest is None or _numbers(gpus[0].driver) >= _numbers(oldest):
         return Check("driver", "ok", shown)
-    mend = f"install a torch for an older CUDA (https://pytorch.org/get-started/previous-versions/), or driver {oldest}"
-    return Check("driver", "FAULT", f"{shown}: too old for torch's CUDA {cuda}, which needs {oldest}", mend)
+    remedy = (
+        f"install a torch for an older CUDA (https://pytorch.org/get-started/previous-versions/), or driver {oldest}"
+    )
+    return Check("driver", "FAULT", f"{shown}: too old for torch's CUDA {cuda}, which needs {oldest}", remedy)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

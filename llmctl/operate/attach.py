@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmctl.backends import capabilities_of
 from llmctl.context import ClusterSession
-from llmctl.durations import spoken
+from llmctl.durations import duration_text
 from llmctl.errors import RecordError, SchedulerError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import AttemptBeginning, find_attempts
@@ -147,5 +147,5 @@ def _warning(rank: int, beat: Heartbeat | None) -> str:
     doing = f"in phase {beat.phase} of iteration {beat.iteration}"
     silent_s = time.time() - beat.time
     if silent_s > SILENT_S:
-        doing += f", last heartbeat {spoken(silent_s)} ago"
+        doing += f", last heartbeat {duration_text(silent_s)} ago"
     return f"rank {rank} is process {beat.pid} on {beat.host}, {doing}"

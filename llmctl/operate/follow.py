@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from llmctl.backends.base import QueueBackend
-from llmctl.durations import spoken
+from llmctl.durations import duration_text
 from llmctl.errors import INTERRUPTED, FollowedRunFailed, RecordError, SchedulerError
 from llmctl.job_state import JobState
 from llmctl.operate.follow_output import FollowOutput, choose_output
@@ -92,7 +92,7 @@ def end_of_run(view: RunView) -> int:
     if view.state is JobState.COMPLETED:
         return 0
     source = "--rank failed" if view.detail.startswith("rank ") else "--job"
-    more = "" if view.state is JobState.CANCELLED else f"\nread on: llmctl logs {view.run_id} {source}"
+    more = "" if view.state is JobState.CANCELLED else f"\nsee: llmctl logs {view.run_id} {source}"
     raise FollowedRunFailed(f"{view.run_id} {view.state}: {view.detail}{more}")
 
 
@@ -231,7 +231,7 @@ def default_choice(record: RunRecord, names: Sequence[str]) -> LogChoice:
 
 def pending_words(view: RunView, now: float) -> str:
     """``pending for 5 min: why``."""
-    since = f" for {spoken(now - view.submitted)}" if view.submitted is not None else ""
+    since = f" for {duration_text(now - view.submitted)}" if view.submitted is not None else ""
     return f"{view.state}{since}: {view.detail}"
 
 

@@ -17,10 +17,10 @@ from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.checks import job_problems
 from llmctl.submit.environment_checks import check_container_runtime, visible_gpus
-from llmctl.submit.render import interactive_script, job_python
-from llmctl.submit.request import AskedJob, build_request, image_of, node_size
+from llmctl.submit.render import interactive_script
+from llmctl.submit.request import AskedJob, build_request, image_of, job_python, node_size
 from llmctl.submit.resolve import Flag, job_section, job_spec, resolve
-from llmctl.submit.snapshot import store_own_code, store_supervisor
+from llmctl.submit.snapshot import store_supervisor, store_trainer
 from llmctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
     """Cores per node of a run's job."""
     spec = JobSpec.from_plain(attachment.record.job)
     size = node_size(spec, profile, on_cpu=attachment.is_on_cpu)
-    return build_request(spec, profile, load_backend(profile.scheduler), size, name=NAME, run_dir="").cores_granted
+    return build_request(spec, profile, load_backend(profile.scheduler), size, name=NAME, run_dir="").cores_per_node
 
 
 def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -194,7 +194,7 @@ def _without_import(container: ContainerPlan | None, transport: Transport) -> Co
     """Drop a missing pyxis import. pyxis itself fetches the image, before any script of ours runs."""
     if container is None or container.runtime != "pyxis" or container.imported is None:
         return container
-    (facts,) = transport.look_at([container.imported])
+    (facts,) = transport.stat_paths([container.imported])
     return container if facts.kind == "file" else replace(container, imported=None)
 
 
@@ -202,7 +202,7 @@ def _code_variables(context: Context, profile: ClusterProfile, transport: Transp
     """Variables with which jobs find the trainer; makes the code snapshot if missing."""
     root = Path(str(profile.runs_root))
     try:
-        code = store_own_code(root, transport)[1]
+        code = store_trainer(root, transport)
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     return code_variables(str(code), {} if is_remote(profile) else context.environment)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from llmctl.backends.base import NodeReport, QueueBackend
 from llmctl.context import ClusterSession
 from llmctl.errors import SchedulerError
-from llmctl.runs.scheduler_query import run_patiently, said
+from llmctl.runs.scheduler_query import last_line, run_with_retries
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.protocol import Transport, program_of
 
@@ -128,11 +128,11 @@ def fold_names(names: Iterable[str]) -> str:
 def _ask(backend: QueueBackend, transport: Transport) -> list[NodeReport]:
     outputs = []
     for argv in backend.nodes_argv():
-        result = run_patiently(backend, argv, transport)
+        result = run_with_retries(backend, argv, transport)
         if result.exit_status != 0:
             advice = backend.advice(result.stderr)
             raise SchedulerError(
-                f"{program_of(argv)}: {said(result)}" + (f"; {advice}" if advice else ""),
+                f"{program_of(argv)}: {last_line(result)}" + (f"; {advice}" if advice else ""),
                 transient=backend.is_transient(result.exit_status, result.stderr),
                 argv=argv,
                 exit_status=result.exit_status,

@@ -11,7 +11,7 @@ from llmctl.job_state import JobState
 from llmctl.runs.attempts import AttemptBeginning, find_attempts
 from llmctl.runs.job_status import SchedulerWatch, question_of
 from llmctl.runs.record import RunRecord
-from llmctl.runs.scheduler_query import Patience, find_job, run_patiently, said
+from llmctl.runs.scheduler_query import RetryPolicy, find_job, last_line, run_with_retries
 from llmctl.runs.state import JobAnswer
 from llmctl.transport.protocol import CommandResult, Transport, program_of
 
@@ -78,7 +78,7 @@ class QueueCancel:
         assert job.report is not None
         job_id = job.report.job_id
         for command in self.backend.cancel_commands([job_id]):
-            result = run_patiently(self.backend, command.argv, self.transport, self._patience)
+            result = run_with_retries(self.backend, command.argv, self.transport, self._retries)
             # Most schedulers refuse to end an ended job, so the queue decides.
             if result.exit_status != 0 and self._is_there(self._ask() or job):
                 raise _refusal(self.record.run_id, self.backend, command.argv, result)
@@ -117,11 +117,11 @@ class QueueCancel:
     def _ask(self) -> JobAnswer | None:
         # A new watch for each query: earlier answers of the queue are useless here.
         question = question_of(self.record, find_attempts([self.record], self.transport)[0])
-        return SchedulerWatch(self.backend, self.transport, patience=self._patience).ask_queue([question])[0]
+        return SchedulerWatch(self.backend, self.transport, retries=self._retries).ask_queue([question])[0]
 
     @property
-    def _patience(self) -> Patience:
-        return Patience(sleep=self.sleep)
+    def _retries(self) -> RetryPolicy:
+        return RetryPolicy(sleep=self.sleep)
 
     @staticmethod
     def _is_there(job: JobAnswer) -> bool:
@@ -140,7 +140,7 @@ def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> boo
     if report is None or report.state.is_finished:
         return False
     for command in backend.cancel_commands([report.job_id]):
-        result = run_patiently(backend, command.argv, transport)
+        result = run_with_retries(backend, command.argv, transport)
         if result.exit_status != 0:
             raise _refusal(run_id, backend, command.argv, result)
     return True
@@ -149,7 +149,7 @@ def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> boo
 def _refusal(run_id: str, backend: QueueBackend, argv: Sequence[str], result: CommandResult) -> SchedulerError:
     advice = backend.advice(result.stderr)
     return SchedulerError(
-        f"{run_id}: {program_of(argv)}: {said(result)}" + (f"; {advice}" if advice else ""),
+        f"{run_id}: {program_of(argv)}: {last_line(result)}" + (f"; {advice}" if advice else ""),
         transient=backend.is_transient(result.exit_status, result.stderr),
         argv=argv,
         exit_status=result.exit_status,

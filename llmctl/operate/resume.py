@@ -83,8 +83,8 @@ def start_point(record: RunRecord, transport: Transport) -> StartPoint:
     if iteration is not None:
         return StartPoint(iteration, f"resumes from iteration {iteration} of {total}")
     if settings.get("load"):
-        return StartPoint(None, f"starts anew from {settings['load']}: no checkpoint of this run in {folder}")
-    return StartPoint(None, f"starts anew: no checkpoint in {folder}")
+        return StartPoint(None, f"starts from {settings['load']}: no checkpoint of this run in {folder}")
+    return StartPoint(None, f"starts from the beginning: no checkpoint in {folder}")
 
 
 def check_work_left(record: RunRecord, point: StartPoint) -> None:

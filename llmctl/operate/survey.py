@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmctl.context import ClusterSession, Context
-from llmctl.durations import spoken
+from llmctl.durations import duration_text
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import DetailsMemory
@@ -133,7 +133,7 @@ def _last_seen(entry: IndexEntry, reason: str) -> RunView:
     if entry.last_state is None or entry.last_seen is None:
         return _unknown(entry, reason)
     state = JobState(entry.last_state) if entry.last_state in {one.value for one in JobState} else JobState.UNKNOWN
-    return _view(entry, state, f"as seen {spoken(time.time() - entry.last_seen)} ago; {reason}")
+    return _view(entry, state, f"as seen {duration_text(time.time() - entry.last_seen)} ago; {reason}")
 
 
 def _unknown(entry: IndexEntry, detail: str) -> RunView:

@@ -12,8 +12,9 @@ from llmctl.doctor.python import ARCHITECTURES
 from llmctl.errors import ProfileError
 from llmctl.operate.interactive import code_variables
 from llmctl.submit.environment_checks import check_job_python
-from llmctl.submit.render import interactive_script, job_python
-from llmctl.submit.snapshot import store_own_code
+from llmctl.submit.render import interactive_script
+from llmctl.submit.request import job_python
+from llmctl.submit.snapshot import store_trainer
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
@@ -39,7 +40,7 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
     check_job_python(profile, context)
     transport = context.connect(profile)
     try:
-        code = store_own_code(root, transport)[1]
+        code = store_trainer(root, transport)
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     remote = is_remote(profile)

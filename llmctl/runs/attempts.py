@@ -26,7 +26,7 @@ from llmctl.transport.protocol import Transport
 _SMALL = 16 * 1024
 """Bytes read of a file with one small object: small limits let one connection carry many files at once."""
 _HOSTFILE = 64 * 1024
-MOST_STARTS = 20
+MAX_STARTS = 20
 """Most attempts whose started.json is read: more requeues than a scheduler makes before somebody steps in."""
 HEARTBEATS_EVERY_S = (15.0, 30.0)
 """Shortest (few ranks) and longest interval between reads of all heartbeats of a followed attempt."""
@@ -68,7 +68,7 @@ def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[Ru
     reads: list[FileRead] = []
     for folder, present in zip(folders, numbers, strict=True):
         if present:
-            starts = [f"{folder}/{number}/started.json" for number in present[-MOST_STARTS:]]
+            starts = [f"{folder}/{number}/started.json" for number in present[-MAX_STARTS:]]
             newest = f"{folder}/{present[-1]}"
             small = [*starts, f"{newest}/exit.json", f"{newest}/outcome.json"]
             reads += [
@@ -78,7 +78,7 @@ def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[Ru
     parts = iter(transport.read_parts(reads) if reads else [])
     found = []
     for record, folder, present in zip(records, folders, numbers, strict=True):
-        own = [next(parts) for _ in range(min(len(present), MOST_STARTS) + 3)] if present else []
+        own = [next(parts) for _ in range(min(len(present), MAX_STARTS) + 3)] if present else []
         found.append(_attempts(record, folder, present, own))
     return found
 

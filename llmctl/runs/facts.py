@@ -211,7 +211,8 @@ def _coordinates(value: Any) -> str:
     return " ".join(inner.split())
 
 
-def _first_line(text: str, limit: int = 200) -> str:
+def _first_line(text: str) -> str:
+    limit = 200
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= limit else f"{line[:limit]}..."
 

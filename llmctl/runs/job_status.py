@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmctl.backends.base import JobReport, QueueBackend
-from llmctl.durations import spoken
+from llmctl.durations import duration_text
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import RunAttempts
 from llmctl.runs.record import RunRecord
-from llmctl.runs.scheduler_query import PATIENT, Patience, QueueAnswer, find_job, read_accounting, read_queue
+from llmctl.runs.scheduler_query import DEFAULT_RETRIES, QueueAnswer, RetryPolicy, find_job, read_accounting, read_queue
 from llmctl.runs.state import SUBMITTING_S, JobAnswer
 from llmctl.transport.protocol import Transport
 
@@ -50,7 +50,7 @@ class SchedulerWatch:
         interval_s: float = 0.0,
         remembered: Mapping[str, tuple[JobState, float]] | None = None,
         asks_again: bool = False,
-        patience: Patience = PATIENT,
+        retries: RetryPolicy = DEFAULT_RETRIES,
     ) -> None:
         """Query ``backend``'s commands through ``transport``.
 
@@ -61,14 +61,14 @@ class SchedulerWatch:
             remembered: runs already seen as ended: run id -> state, time of observation. Such a run is not queried
                 unless the user has submitted it again since.
             asks_again: query ``remembered`` runs too, and use the memory only if there is no better answer.
-            patience: retries for transient failures; repeated observation needs none.
+            retries: after transient failures; repeated observation needs none.
         """
         self.backend = backend
         self._transport = transport
         self._interval_s = interval_s
         self._remembered = dict(remembered or {})
         self._asks_again = asks_again
-        self._patience = patience if not interval_s else replace(patience, pauses_s=())
+        self._retries = retries if not interval_s else replace(retries, pauses_s=())
         self._queue = _LastAnswer()
         self._accounting = _LastAnswer()
         self._attempts: dict[str, int | None] = {}
@@ -80,7 +80,7 @@ class SchedulerWatch:
         lost = [question for question in asked if not question.job_ids]
         ids = [job_id for question in asked for job_id in question.job_ids]
         if self._queue.is_due(ids, self._interval_s):
-            self._queue.keep(read_queue(self.backend, ids, self._transport, self._patience), ids)
+            self._queue.keep(read_queue(self.backend, ids, self._transport, self._retries), ids)
             self._attempts = {question.record.run_id: question.attempt for question in asked}
         found = {question.record.run_id: self._find(question) for question in lost}
         return [self._resolved(question, self._memory(question), found) for question in questions]
@@ -94,7 +94,7 @@ class SchedulerWatch:
         """
         ids = [job_id for question in questions for job_id in question.job_ids]
         if ids and self._accounting.is_due(ids, self._interval_s):
-            self._accounting.keep(read_accounting(self.backend, ids, self._transport, self._patience), ids)
+            self._accounting.keep(read_accounting(self.backend, ids, self._transport, self._retries), ids)
         answers = []
         for question, sign in zip(questions, signs_of_life, strict=True):
             answer = self._by_accounting(question, self._accounting.answer, self._transport.now() - sign)
@@ -122,7 +122,7 @@ class SchedulerWatch:
         age = time.time() - seen
         if submissions and self._transport.now() - submissions[-1].time < age:
             return None
-        return JobAnswer(state, f"{state} when last seen {spoken(age)} ago", source="memory")
+        return JobAnswer(state, f"{state} when last seen {duration_text(age)} ago", source="memory")
 
     def _by_queue(self, question: JobQuestion, answer: QueueAnswer) -> JobAnswer:
         if not answer.is_answer:
@@ -171,7 +171,7 @@ class SchedulerWatch:
         return known
 
     def _by_name(self, name: str, earlier: Collection[str]) -> JobAnswer:
-        report, answer = find_job(self.backend, name, self._transport, self._patience, known_ids=earlier)
+        report, answer = find_job(self.backend, name, self._transport, self._retries, known_ids=earlier)
         if report is not None:
             return JobAnswer(report.state, words_of(report), source="queue", report=report)
         if not answer.is_answer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llmctl.errors import UsageError
 from llmctl.runs.logs import node_logs, rank_logs
 
-MOST_RANKS = 100_000
+MAX_RANKS = 100_000
 _ERROR = re.compile(r"rank-(\d{5,})\.json")
 
 
@@ -40,8 +40,8 @@ class LogChoice:
                     f"--rank: {text!r} is not valid: give a rank, as in 3, several (0,3,8-11), all, or failed"
                 )
             span = range(int(first), int(last or first) + 1)
-            if len(span) > MOST_RANKS:
-                raise UsageError(f"--rank: {part.strip()} is more than {MOST_RANKS} ranks; all selects every rank")
+            if len(span) > MAX_RANKS:
+                raise UsageError(f"--rank: {part.strip()} is more than {MAX_RANKS} ranks; all selects every rank")
             ranks += span
         return cls("ranks", tuple(dict.fromkeys(ranks)))
 

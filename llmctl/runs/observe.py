@@ -58,13 +58,6 @@ def observe_run(
     return observe_runs([record], transport, scheduler, memory)[0]
 
 
-def gather_facts(
-    records: Sequence[RunRecord], transport: Transport, scheduler: SchedulerWatch | None = None
-) -> list[RunFacts]:
-    """Gather the facts that decide the state of each run, in order."""
-    return _gather(records, transport, scheduler, [])[0]
-
-
 def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[ProcessIdentity]:
     """job.sh of the last submission. Read from started.json if submit was cut off before recording."""
     return [leader for _, leader in _hosts_and_leaders(record, beginning)]

@@ -195,7 +195,7 @@ def load_records(run_dirs: Sequence[Path], transport: "Transport") -> list[RunRe
     paths = [str(run_dir / "run.json") for run_dir in run_dirs]
     parts = transport.read_parts([FileRead(path, limit=_LIMIT) for path in paths])
     lost = [path for path, part in zip(paths, parts, strict=True) if part is None]
-    facts = dict(zip(lost, transport.look_at(lost), strict=True)) if lost else {}
+    facts = dict(zip(lost, transport.stat_paths(lost), strict=True)) if lost else {}
     found: list[RunRecord | RecordError] = []
     for run_dir, path, part in zip(run_dirs, paths, parts, strict=True):
         try:

@@ -15,14 +15,14 @@ from llmctl.transport.protocol import CommandResult, Transport
 
 TIMEOUT_S = 90.0
 """Longer than the minute for which Slurm's clients try to reach a controller with a wrong configuration."""
-PATIENCE_S = 8.0
+LONGEST_RETRIED_S = 8.0
 """Commands that took at least this long are not retried: Slurm's clients retry themselves for MessageTimeout, 10 s."""
 INTERVAL_S = 40.0
 """Shortest time between repeated queries: at most two per minute, for a scheduler with many users."""
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """Retries of a command after transient failures.
 
     Attributes:
@@ -34,7 +34,7 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
 
-PATIENT = Patience()
+DEFAULT_RETRIES = RetryPolicy()
 
 
 @dataclass(frozen=True)
@@ -53,31 +53,31 @@ class QueueAnswer:
 
 
 def read_queue(
-    backend: QueueBackend, job_ids: Sequence[str], transport: Transport, patience: Patience = PATIENT
+    backend: QueueBackend, job_ids: Sequence[str], transport: Transport, retries: RetryPolicy = DEFAULT_RETRIES
 ) -> QueueAnswer:
     """Query the queue about jobs: one call, retried only after transient failures."""
     if not job_ids:
         return QueueAnswer()
-    return _ask(backend, backend.status_argv(job_ids), backend.parse_status, transport, patience)
+    return _ask(backend, backend.status_argv(job_ids), backend.parse_status, transport, retries)
 
 
 def read_accounting(
-    backend: QueueBackend, job_ids: Sequence[str], transport: Transport, patience: Patience = PATIENT
+    backend: QueueBackend, job_ids: Sequence[str], transport: Transport, retries: RetryPolicy = DEFAULT_RETRIES
 ) -> QueueAnswer:
     """Query the accounting about jobs that left the queue: one call, retried as in ``read_queue``."""
     if not job_ids:
         return QueueAnswer()
     argv = backend.accounting_argv(job_ids)
     if argv is None:
-        return QueueAnswer(is_answer=False, problem="this scheduler keeps none")
-    return _ask(backend, argv, backend.parse_accounting, transport, patience)
+        return QueueAnswer(is_answer=False, problem="this scheduler has no accounting")
+    return _ask(backend, argv, backend.parse_accounting, transport, retries)
 
 
 def find_job(
     backend: QueueBackend,
     job_name: str,
     transport: Transport,
-    patience: Patience = PATIENT,
+    retries: RetryPolicy = DEFAULT_RETRIES,
     *,
     known_ids: Collection[str] = (),
 ) -> tuple[JobReport | None, QueueAnswer]:
@@ -89,10 +89,10 @@ def find_job(
         backend: the scheduler's backend.
         job_name: as returned by the backend's ``job_name``.
         transport: the machine where its commands run.
-        patience: retries for transient failures.
+        retries: after transient failures.
         known_ids: jobs to ignore: those of the run's earlier submissions have the same name.
     """
-    answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, transport, patience)
+    answer = _ask(backend, backend.find_argv(job_name), backend.parse_status, transport, retries)
     named = [report for report in answer.reports.values() if report.name == job_name and report.job_id not in known_ids]
     living = [report for report in named if not report.state.is_finished]
     return max(living or named, key=lambda report: _number(report.job_id), default=None), answer
@@ -104,8 +104,8 @@ def _number(job_id: str) -> int:
     return int(match[0]) if match is not None else -1
 
 
-def run_patiently(
-    backend: QueueBackend, argv: Sequence[str], transport: Transport, patience: Patience = PATIENT
+def run_with_retries(
+    backend: QueueBackend, argv: Sequence[str], transport: Transport, retries: RetryPolicy = DEFAULT_RETRIES
 ) -> CommandResult:
     """Run a scheduler's command, with retries after transient failures.
 
@@ -113,7 +113,7 @@ def run_patiently(
         SchedulerError: the command cannot be started, or did not end.
     """
     begun = time.monotonic()
-    for pause_s in (*patience.pauses_s, None):
+    for pause_s in (*retries.pauses_s, None):
         try:
             result: CommandResult | SchedulerError = transport.run(argv, timeout_s=TIMEOUT_S)
         except SchedulerError as error:
@@ -122,15 +122,15 @@ def run_patiently(
             may_pass = result.transient
         else:
             may_pass = result.exit_status != 0 and backend.is_transient(result.exit_status, result.stderr)
-        if pause_s is None or not may_pass or time.monotonic() - begun > PATIENCE_S:
+        if pause_s is None or not may_pass or time.monotonic() - begun > LONGEST_RETRIED_S:
             break
-        patience.sleep(pause_s)
+        retries.sleep(pause_s)
     if isinstance(result, SchedulerError):
         raise result
     return result
 
 
-def said(result: CommandResult) -> str:
+def last_line(result: CommandResult) -> str:
     """The last line of a failed command's output."""
     lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
     return lines[-1][:300] if lines else f"exit code {result.exit_status}, without output"
@@ -141,15 +141,15 @@ def _ask(
     argv: Sequence[str],
     parse: Callable[[str], dict[str, JobReport]],
     transport: Transport,
-    patience: Patience,
+    retries: RetryPolicy,
 ) -> QueueAnswer:
     try:
-        result = run_patiently(backend, argv, transport, patience)
+        result = run_with_retries(backend, argv, transport, retries)
     except SchedulerError as error:
         return QueueAnswer(is_answer=False, problem=error.message)
     if result.exit_status == 0 or backend.is_answer(result.exit_status, result.stderr):
         return QueueAnswer(parse(result.stdout))
     advice = backend.advice(result.stderr)
     # The reports in a partial answer are valid all the same.
-    problem = said(result) + (f"; {advice}" if advice else "")
+    problem = last_line(result) + (f"; {advice}" if advice else "")
     return QueueAnswer(parse(result.stdout), is_answer=False, problem=problem)

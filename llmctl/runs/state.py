@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmctl.backends.base import JobReport
-from llmctl.durations import spoken
+from llmctl.durations import duration_text
 from llmctl.job_state import JobState
 from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, first_error
 
@@ -110,7 +110,7 @@ def failure_cause(attempt: AttemptFacts) -> str:
     if error is not None:
         return "; ".join(part for part in (_silent_ranks(attempt), error.summary()) if part)
     code = attempt.ending.code if attempt.ending is not None else None
-    silence = "; no rank left an error" if attempt.heartbeats else ""
+    silence = "; no rank wrote an error report" if attempt.heartbeats else ""
     if code is not None and 128 < code < 160 and attempt.ending is not None and attempt.ending.signal:
         return f"did not end in time after SIG{attempt.ending.signal} and was killed (exit code {code})"
     if code is not None and 128 < code < 160:
@@ -130,13 +130,13 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
     behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
     if behind:
-        silent = spoken(now - min(beat.time for beat in behind))
-        return f"{_name_ranks(behind)}, silent for {silent}; the other ranks continue"
+        silent = duration_text(now - min(beat.time for beat in behind))
+        return f"{_name_ranks(behind)}: no heartbeat for {silent}; the other ranks continue"
     if now - newest.time <= patience:
         return ""
     first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
     slow = [beat for beat in heartbeats if (beat.iteration, beat.phase) == (first.iteration, first.phase)]
-    silent = spoken(now - newest.time)
+    silent = duration_text(now - newest.time)
     if len(slow) == len(heartbeats):
         return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
     return f"no heartbeat for {silent}; the other ranks wait for {_name_ranks(slow)}"
@@ -212,7 +212,7 @@ def _without_job(facts: RunFacts) -> Verdict:
 
 def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
     if facts.cancel_requested is not None:
-        return Verdict(job.state, f"cancel requested {spoken(facts.now - facts.cancel_requested)} ago")
+        return Verdict(job.state, f"cancel requested {duration_text(facts.now - facts.cancel_requested)} ago")
     if job.state is JobState.PENDING:
         return Verdict(job.state, job.raw)
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
@@ -236,14 +236,14 @@ def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
     newest = facts.attempt.newest_heartbeat if facts.attempt is not None else None
     age = facts.now - newest.time if newest is not None else None
     if newest is not None and age is not None and _read_at(facts) - newest.time <= FRESH_S:
-        return Verdict(JobState.RUNNING, f"heartbeat {spoken(age)} ago; {job.raw}")
+        return Verdict(JobState.RUNNING, f"heartbeat {duration_text(age)} ago; {job.raw}")
     if job.has_left and facts.cancel_requested is not None:
         # A job that never ran leaves no exit.json, and no entry in some accountings.
         how = "cancelled before it began" if facts.attempt is None else f"cancelled; {job.raw}"
         return Verdict(JobState.CANCELLED, how)
     if age is None:
         return Verdict(JobState.UNKNOWN, job.raw)
-    return Verdict(JobState.UNKNOWN, f"{job.raw}; last heartbeat {spoken(age)} ago")
+    return Verdict(JobState.UNKNOWN, f"{job.raw}; last heartbeat {duration_text(age)} ago")
 
 
 def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
@@ -265,7 +265,7 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     if attempt is None:
         words = f"; last line of job.log: {facts.last_words}" if facts.last_words else ""
         return Verdict(job.state, f"{job.raw} before it made an attempt{words}{_advice(facts, job)}", code)
-    heard = f"; last heartbeat {spoken(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
+    heard = f"; last heartbeat {duration_text(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
     cause = f"; {error.summary()}" if error is not None else ""
     advice = _advice(facts, job) if job.state in SCHEDULERS_DOING else ""

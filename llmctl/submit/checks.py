@@ -22,7 +22,7 @@ from llmctl.transport.protocol import Transport, transport_for
 if TYPE_CHECKING:
     from llmctl.transport.host_group import HostGroup
 
-MOST_LOCAL_NODES = 1024
+MAX_LOCAL_NODES = 1024
 """Far above the useful number of ranks on one machine, and too low for a typo to exhaust its process table."""
 
 _Limits = ResourceType | LimitsProfile | QueueLimits
@@ -60,8 +60,8 @@ def check_job(
 ) -> list[str]:
     """Refuse a job with problems, reporting all of them at once; returns warnings.
 
-    One round trip inspects all paths. Another machine is contacted only if the job has no other problem, and never for
-    a dry run.
+    One round trip inspects all paths; up to three more recognise other programs' checkpoints, where the config names
+    such a folder. Another machine is contacted only if the job has no other problem, and never for a dry run.
 
     Args:
         context: of this call.
@@ -93,6 +93,10 @@ def check_job(
     if job.backend.capabilities.starts_on_hosts:
         cast("HostGroup", transport).check_reachable()
     problems += path_problems(paths, transport)
+    if job.config is not None and not problems:
+        from llmctl.submit.foreign_checks import foreign_problems
+
+        problems += foreign_problems(job, transport)
     if problems:
         raise resolved.error(problems)
     return []
@@ -167,7 +171,7 @@ def _offer_problems(job: AskedJob) -> Iterator[Problem]:
 def _size_problems(job: AskedJob) -> Iterator[Problem]:
     """An unknown kind of node, and more GPUs than the kind of node has."""
     profile, kind, wanted = job.profile, job.request.resource_type, job.spec.gpus_per_node
-    resource = profile.resource_types.get(kind or "")
+    resource = job.request.resource
     known = ", ".join(profile.resource_types)
     if resource is not None:
         if job.request.gpus_per_node > resource.gpus:
@@ -197,8 +201,8 @@ def _local_size_problems(job: AskedJob) -> Iterator[Problem]:
     nodes, wanted, gpus = job.spec.nodes, job.spec.gpus_per_node, job.visible_gpus or ()
     keys = ("job.nodes", "job.gpus_per_node")
     on_cpu = job.config is not None and job.config.training.device == "cpu"
-    if nodes > MOST_LOCAL_NODES:
-        text = f"{nodes} is above {MOST_LOCAL_NODES}: every node is a group of processes on this machine"
+    if nodes > MAX_LOCAL_NODES:
+        text = f"{nodes} is above {MAX_LOCAL_NODES}: every node is a group of processes on this machine"
         yield Problem("job.nodes", text)
     elif (on_cpu or not gpus) and wanted is not None and wanted > 1:
         why = "training.device is cpu" if on_cpu and gpus else "this machine has no GPU"
@@ -218,13 +222,12 @@ def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]
 
     The limits do not apply to a reservation.
     """
-    profile, request = job.profile, job.request
-    resource = profile.resource_types.get(request.resource_type or "")
-    yield from _scheduler_problems(job, resource)
+    request = job.request
+    yield from _scheduler_problems(job)
     if request.reservation is not None:
         return
     nodes, time_s = request.nodes, request.time_s
-    for limit, whose in _limits(job, resource, is_interactive=is_interactive):
+    for limit, whose in _limits(job, is_interactive=is_interactive):
         if limit.max_nodes is not None and nodes > limit.max_nodes:
             yield Problem("job.nodes", f"{nodes} nodes are above {limit.max_nodes}, the limit of {whose}", also=_SIZE)
         if time_s is None:
@@ -242,15 +245,15 @@ def _limit_problems(job: AskedJob, *, is_interactive: bool) -> Iterator[Problem]
             )
 
 
-def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: bool) -> list[tuple[_Limits, str]]:
+def _limits(job: AskedJob, *, is_interactive: bool) -> list[tuple[_Limits, str]]:
     """Limits of a job, each with its owner.
 
     A queue's limits override the general limits, key by key.
     """
     profile, request, general = job.profile, job.request, job.profile.limits
     found: list[tuple[_Limits, str]] = []
-    if resource is not None:
-        found.append((resource, f"{request.resource_type} on {profile.name}"))
+    if request.resource is not None:
+        found.append((request.resource, f"{request.resource_type} on {profile.name}"))
     own = general.queues.get(request.queue or "")
     if own is not None:
         found.append((own, f"queue {request.queue} of {profile.name}"))
@@ -269,7 +272,7 @@ def _limits(job: AskedJob, resource: ResourceType | None, *, is_interactive: boo
     return found
 
 
-def _scheduler_problems(job: AskedJob, resource: ResourceType | None) -> Iterator[Problem]:
+def _scheduler_problems(job: AskedJob) -> Iterator[Problem]:
     """A priority or options that the scheduler's backend refuses."""
     if not job.backend.capabilities.has_queue:
         return
@@ -277,7 +280,7 @@ def _scheduler_problems(job: AskedJob, resource: ResourceType | None) -> Iterato
     wrong = queue.priority_problem(priority) if priority is not None else ""
     if wrong:
         yield Problem("job.priority", wrong)
-    wrong = queue.options_problem((*job.profile.options, *(resource.options if resource is not None else ())))
+    wrong = queue.options_problem(job.request.site_options)
     if wrong:
         yield Problem("options", wrong, of="profile")
 
@@ -302,7 +305,7 @@ def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Pro
         SchedulerError: the machine cannot be reached.
     """
     paths = list(dict.fromkeys([path for check in checks for path in check.paths]))
-    facts = dict(zip(paths, transport.look_at(paths), strict=True))
+    facts = dict(zip(paths, transport.stat_paths(paths), strict=True))
     return [problem for check in checks if (problem := check.judge(facts)) is not None]
 
 

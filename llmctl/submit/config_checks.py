@@ -12,7 +12,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_world_size
 
 _DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
-_PAIR = "name the prefix of a .bin/.idx pair, which `llmctl data prepare` makes from text"
+_DATASET = "name the prefix of an indexed dataset, which `llmctl data prepare` makes from text"
 _READ = "name an existing path, or leave it out"
 
 
@@ -37,11 +37,11 @@ def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> It
     if not (data.data_path or data.train_data_path or data.mock_data):
         yield Problem(
             "data.data_path",
-            "is unset: give the prefix of a .bin/.idx pair, which `llmctl data prepare` makes from text, "
+            "is unset: give the prefix of an indexed dataset, which `llmctl data prepare` makes from text, "
             "or set data.mock_data=true",
             also=("data.mock_data",),
         )
-    for key, path in (*_data_prefixes(config), *_read_paths(config), *_written_paths(config)):
+    for key, path in (*data_prefixes(config), *read_paths(config), *written_paths(config)):
         if not path.startswith("/"):
             text = "and the job runs on other machines; give a path there, beginning with / or ~/"
             yield Problem(key, f"{path} is relative, {text}")
@@ -61,15 +61,15 @@ def named_paths(job: AskedJob) -> Iterator[PathCheck]:
 
 def _config_paths(job: AskedJob, config: TrainConfig) -> Iterator[PathCheck]:
     mounts = (*job.profile.container.mounts, *job.spec.mounts)
-    for key, prefix in _data_prefixes(config):
+    for key, prefix in data_prefixes(config):
         if not config.data.streaming:
-            yield _present(key, (f"{prefix}.bin", f"{prefix}.idx"), _PAIR, mounts, kinds=("file",))
+            yield _present(key, (f"{prefix}.bin", f"{prefix}.idx"), _DATASET, mounts, kinds=("file",))
         # The matches of a pattern are not checked.
         elif not set("*?[") & set(prefix):
             yield _present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
-    for key, path in _read_paths(config):
+    for key, path in read_paths(config):
         yield _present(key, (path,), _READ, mounts, kinds=("file", "folder"))
-    for key, path in _written_paths(config):
+    for key, path in written_paths(config):
         yield _writable(key, path, mounts)
 
 
@@ -103,17 +103,19 @@ def _writable(key: str, path: str, mounts: Sequence[str]) -> PathCheck:
     return PathCheck((place,), judge)
 
 
-def _data_prefixes(config: TrainConfig) -> list[tuple[str, str]]:
+def data_prefixes(config: TrainConfig) -> list[tuple[str, str]]:
     """Key and prefix of every dataset in the config."""
     return [(f"data.{key}", part.prefix) for key in _DATA_KEYS for part in config.data.blend(key)]
 
 
-def _read_paths(config: TrainConfig) -> list[tuple[str, str]]:
+def read_paths(config: TrainConfig) -> list[tuple[str, str]]:
+    """Key and path of all else that the config's run reads."""
     named = [(f"data.{key}", getattr(config.data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
     return [(key, path) for key, path in (*named, ("checkpoint.load", config.checkpoint.load)) if path is not None]
 
 
-def _written_paths(config: TrainConfig) -> list[tuple[str, str]]:
+def written_paths(config: TrainConfig) -> list[tuple[str, str]]:
+    """Key and path of every folder that the config's run writes."""
     named = (("checkpoint.save", config.checkpoint.save), ("data.data_cache_path", config.data.data_cache_path))
     return [(key, path) for key, path in named if path is not None]
 

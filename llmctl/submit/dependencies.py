@@ -15,7 +15,7 @@ _ANY = "any:"
 
 
 @dataclass(frozen=True)
-class JobsBefore:
+class Dependencies:
     """Jobs that a new job waits for.
 
     Attributes:
@@ -29,7 +29,7 @@ class JobsBefore:
     warnings: tuple[str, ...] = ()
 
 
-def jobs_before(context: Context, after: str, profile: ClusterProfile, *, asks_scheduler: bool) -> JobsBefore:
+def find_dependencies(context: Context, after: str, profile: ClusterProfile, *, asks_scheduler: bool) -> Dependencies:
     """The jobs of a run's last submission. On Grid Engine any end of those jobs lets the new job start.
 
     Args:
@@ -56,7 +56,7 @@ def jobs_before(context: Context, after: str, profile: ClusterProfile, *, asks_s
     record = RunRecord.load(entry.run_dir, session.transport)
     state, detail = _state(record, session) if asks_scheduler else _state_by_files(record, session)
     if state is JobState.COMPLETED or (is_any and state is not None and state.is_finished):
-        return JobsBefore()
+        return Dependencies()
     if state is not None and state.is_finished:
         raise UsageError(
             f"--after {after}: {entry.run_id} did not complete: {detail or state}\n"
@@ -69,7 +69,7 @@ def jobs_before(context: Context, after: str, profile: ClusterProfile, *, asks_s
     warnings: tuple[str, ...] = ()
     if not is_any and backend is not None and not backend.tells_ends_apart:
         warnings = (f"--after {after}: {profile.name} cannot tell how a job ended: the new job starts after any end",)
-    return JobsBefore(tuple(job.job_id for job in jobs), is_any, warnings)
+    return Dependencies(tuple(job.job_id for job in jobs), is_any, warnings)
 
 
 def _state(record: RunRecord, session: ClusterSession) -> tuple[JobState | None, str]:

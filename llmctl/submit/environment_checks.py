@@ -12,7 +12,8 @@ from llmctl.errors import SchedulerError
 from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.origins import Problem, profile_error
-from llmctl.submit.render import environment_script, job_python
+from llmctl.submit.render import environment_script
+from llmctl.submit.request import job_python
 from llmctl.transport.protocol import CommandResult, Transport
 
 _LOOK_TIMEOUT_S = 60.0

@@ -19,7 +19,7 @@ from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, RecordError, SchedulerError, SubmissionLost
 from llmctl.runs.record import RunIndex, RunRecord, Submission
-from llmctl.runs.scheduler_query import Patience, find_job, said
+from llmctl.runs.scheduler_query import RetryPolicy, find_job, last_line
 from llmctl.submit.checks import runs_root_problem
 from llmctl.submit.environment_checks import check_container_runtime, check_torch
 from llmctl.submit.origins import profile_error
@@ -47,16 +47,13 @@ NODE_PYTHON_REMEDY = "ask the site for a python3 of version 3.6 or later on its 
 """Remedy where nodes have no python3."""
 _FIND_TIMEOUT_S = 60.0
 
-Tell = Callable[[str], None]
 
-
-def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
+def execute_plan(plan: Plan, context: Context) -> RunRecord:
     """Carry out a plan: write the run directory and index entry, start the job.
 
     Args:
         plan: of the submission.
-        context: of this call.
-        tell: prints findings and waits on standard error.
+        context: of this call; findings and waits are told to the user.
 
     Raises:
         ProfileError: the job's Python has no torch, or the run directory cannot be made or written.
@@ -68,7 +65,7 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
     transport, index = context.connect(job.profile), context.index
     if job.is_remote:
         transport = transport_for(transport, job.spec.nodes)
-    _check_software(job, context, transport, tell)
+    _check_software(job, context, transport)
     submission = Submission(plan.number, transport.now())
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
@@ -83,7 +80,7 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
             undo()
             raise
         try:
-            jobs = _start(plan, context, transport, tell)
+            jobs = _start(plan, context, transport)
         except SubmissionLost:
             raise
         except (LlmctlError, OSError):
@@ -91,7 +88,9 @@ def execute_plan(plan: Plan, context: Context, tell: Tell) -> RunRecord:
             raise
         except KeyboardInterrupt:  # perhaps after the start: a running job keeps its directory
             name = record.run_id
-            tell(f"{name} may have been submitted before the interrupt: llmctl status {name}; llmctl cancel {name}")
+            context.tell(
+                f"{name} may have been submitted before the interrupt: llmctl status {name}; llmctl cancel {name}"
+            )
             raise
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
@@ -117,21 +116,21 @@ def _save(record: RunRecord, transport: Transport) -> None:
             ) from None
 
 
-def _check_software(job: JobPlan, context: Context, transport: Transport, tell: Tell) -> None:
+def _check_software(job: JobPlan, context: Context, transport: Transport) -> None:
     # Not in the plan: --dry-run works where the job cannot run.
     in_container = job.request.container is not None
     if in_container:
         warning = check_container_runtime(job.profile, context, transport, job.request)
         if warning:
-            tell(warning)
+            context.tell(warning)
     warning = _node_python_warning(job, transport)
     if warning:
-        tell(warning)
+        context.tell(warning)
     if job.config is None or in_container:
         return
     found = check_torch(job.profile, context, transport, job.layout.python, job.request)
     if found is not None:
-        tell(f"{transport.host}: {found}")
+        context.tell(f"{transport.host}: {found}")
 
 
 def _node_python_warning(job: JobPlan, transport: Transport) -> str:
@@ -175,7 +174,8 @@ def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], trans
     if plan.is_new:
         address = send_code(record.run_dir, plan.user_code, transport, with_trainer=not plan.installed)
         record = replace(record, code={**record.code, "trainer": address})
-    link_supervisor(record.run_dir, transport)
+    else:
+        link_supervisor(record.run_dir, transport)
     for folder in plan.job.new_folders:
         transport.make_folder(folder)
     record = record.with_submission(submission)
@@ -200,7 +200,7 @@ def _files(plan: Plan, context: Context) -> list[FileWrite]:
     return [*files, FileWrite(str(plan.rendered.path), script, 0o700)]
 
 
-def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tuple[SubmittedJob, ...]:
+def _start(plan: Plan, context: Context, transport: Transport) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
     if plan.job.backend.capabilities.starts_on_hosts:
         from llmctl.submit.start_ssh import address_of_second, start_on_group
@@ -213,7 +213,7 @@ def _start(plan: Plan, context: Context, transport: Transport, tell: Tell) -> tu
     if backend is None:
         return start_here(plan.rendered.commands, run_dir, transport)
     known = {job.job_id for submission in plan.record.submissions for job in submission.jobs}
-    queue = QueueSubmission(plan.record.run_id, run_dir, backend, transport, known, tell)
+    queue = QueueSubmission(plan.record.run_id, run_dir, backend, transport, known, context.tell)
     return tuple(queue.submit(command) for command in plan.rendered.commands)
 
 
@@ -252,7 +252,7 @@ class QueueSubmission:
     backend: QueueBackend
     transport: Transport
     known_ids: Collection[str]
-    tell: Tell
+    tell: Callable[[str], None]
     sleep: Callable[[float], None] = field(default=time.sleep)
 
     def submit(self, command: HostCommand) -> SubmittedJob:
@@ -266,7 +266,7 @@ class QueueSubmission:
             job = self._try(command)
             if isinstance(job, SubmittedJob):
                 return job
-            self.tell(f"{program_of(command.argv)}: {said(job)}; trying again in {pause_s:g} s")
+            self.tell(f"{program_of(command.argv)}: {last_line(job)}; trying again in {pause_s:g} s")
             self.sleep(pause_s)
         job = self._try(command)
         if isinstance(job, SubmittedJob):
@@ -289,7 +289,7 @@ class QueueSubmission:
         if not self.backend.is_transient(result.exit_status, result.stderr):
             raise self._refusal(command, result)
         if not self.backend.was_not_taken(result.exit_status, result.stderr):
-            return self._find(command, said(result))
+            return self._find(command, last_line(result))
         return result
 
     def _find(self, command: HostCommand, why: str) -> SubmittedJob:
@@ -301,8 +301,8 @@ class QueueSubmission:
         problem = ""
         for pause_s in SEARCH_PAUSES_S:
             self.sleep(pause_s)
-            patience = Patience(sleep=self.sleep)
-            report, answer = find_job(self.backend, name, self.transport, patience, known_ids=self.known_ids)
+            retries = RetryPolicy(sleep=self.sleep)
+            report, answer = find_job(self.backend, name, self.transport, retries, known_ids=self.known_ids)
             if report is not None:
                 self.tell(f"found it: job {report.job_id}")
                 return SubmittedJob(command.host, report.job_id)
@@ -316,7 +316,7 @@ class QueueSubmission:
 
     def _refusal(self, command: HostCommand, result: CommandResult) -> SchedulerError:
         lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-        words = " ".join(lines)[-600:] or said(result)
+        words = " ".join(lines)[-600:] or last_line(result)
         advice = self.backend.advice(result.stderr)
         return SchedulerError(
             f"not submitted: {program_of(command.argv)}: {words}" + (f"\n{advice}" if advice else ""),

@@ -34,7 +34,7 @@ class Request:
 
     Attributes:
         config: CONFIG as typed; None without CONFIG.
-        cluster: name of the cluster and origin of the name.
+        cluster: as typed; None without --cluster.
         flags: flags that set a key of the job section.
         settings: ``key=value`` of every --set.
         env: ``NAME=VALUE`` of every --env.
@@ -48,7 +48,7 @@ class Request:
     """
 
     config: str | None
-    cluster: tuple[str, str]
+    cluster: str | None
     flags: tuple[Flag, ...] = ()
     settings: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def plan_submission(context: Context, request: Request) -> Plan:
     Raises:
         UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
     """
-    session = ClusterSession.for_jobs(context, *request.cluster)
+    session = ClusterSession.for_jobs(context, *context.cluster(request.cluster))
     profile, is_command = session.profile, bool(request.command)
     path, warning = (None, "") if is_command and request.config is None else find_config(context, request.config)
     default_name = _as_name(Path(request.command[0]).name if is_command else path.stem if path is not None else "run")
@@ -109,36 +109,21 @@ def plan_submission(context: Context, request: Request) -> Plan:
     own_paths = [_new_run(str(run_dir), run_id)] if request.run_id is not None else []
     warnings = [warning] if warning else []
     warnings += check_job(context, session, resolved, job, own_paths, dry_run=request.dry_run)
-    user_code = _find_user_code(spec, context) if spec.code else None
-    if spec.after is not None:
-        from llmctl.submit.dependencies import jobs_before
+    user_code = None
+    if spec.code:
+        from llmctl.submit.snapshot import find_user_code
 
-        before = jobs_before(context, spec.after, profile, asks_scheduler=not request.dry_run)
+        user_code = find_user_code(spec.code, context.transport)
+    if spec.after is not None:
+        from llmctl.submit.dependencies import find_dependencies
+
+        before = find_dependencies(context, spec.after, profile, asks_scheduler=not request.dry_run)
         job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
         warnings += before.warnings
     template = _read_template(context, request.template) if request.template is not None else None
-    rendered = render(spec, job.profile, job.layout, context.folders, job.request, job.backend, template=template)
-    record = RunRecord(
-        run_id=run_id,
-        name=spec.name,
-        created=time.time(),
-        llmctl_version=__version__,
-        cluster=profile.name,
-        run_dir=run_dir,
-        command=context.argv,
-        job=spec.as_plain(),
-        config=None if config is None else _plain_config(config),
-        origins={key: origin.text for key, origin in sorted(resolved.origins.items())},
-        code={
-            "trainer": None,
-            "commit": user_code.commit if user_code else None,
-            "diff": user_code.diff if user_code else None,
-        },
-        cwd=None if job.is_remote else str(context.cwd),
-        template=template,
-    )
+    rendered = render(job, template=template)
     return Plan(
-        record=record,
+        record=_first_record(context, job, resolved, user_code, template),
         number=1,
         job=job,
         rendered=rendered,
@@ -196,13 +181,41 @@ def plan_resume(
         ),
         number=number,
         job=job,
-        rendered=render(
-            spec, job.profile, job.layout, context.folders, job.request, job.backend, template=record.template
-        ),
+        rendered=render(job, template=record.template),
         user_code=None,
         installed=record.code.get("trainer") is None,
         is_new=False,
         warnings=tuple(warnings),
+    )
+
+
+def _first_record(
+    context: Context,
+    job: JobPlan,
+    resolved: Resolved,
+    user_code: "UserCode | None",
+    template: Mapping[str, str] | None,
+) -> RunRecord:
+    """The record of a new run, before its first submission."""
+    origins = {key: origin.text for key, origin in sorted(resolved.origins.items())}
+    return RunRecord(
+        run_id=job.layout.run_id,
+        name=job.spec.name,
+        created=time.time(),
+        llmctl_version=__version__,
+        cluster=job.profile.name,
+        run_dir=job.layout.run_dir,
+        command=context.argv,
+        job=job.spec.as_plain(),
+        config=None if job.config is None else _plain_config(job.config),
+        origins=origins,
+        code={
+            "trainer": None,
+            "commit": user_code.commit if user_code else None,
+            "diff": user_code.diff if user_code else None,
+        },
+        cwd=None if job.is_remote else str(context.cwd),
+        template=template,
     )
 
 
@@ -271,12 +284,6 @@ def _read_template(context: Context, file: str) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise UsageError(f"--template {file}: cannot be read: {why}") from None
-
-
-def _find_user_code(spec: JobSpec, context: Context) -> "UserCode":
-    from llmctl.submit.snapshot import find_user_code
-
-    return find_user_code(spec.code, context.transport)
 
 
 def _valid_run_id(asked: str) -> str:

@@ -1,5 +1,6 @@
-"""Job scripts by Jinja2: JobSpec, ClusterProfile and RunLayout -> RenderedJob, quoted for the shell."""
+"""Job scripts by Jinja2: JobPlan -> RenderedJob, quoted for the shell. job.json, for the supervisor, goes with them."""
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import (
     Environment,
@@ -22,13 +23,29 @@ from jinja2.bccache import Bucket
 
 from llmctl import __version__
 from llmctl.backends import capabilities_of
-from llmctl.backends.base import Backend, Capabilities, HostCommand, JobRequest, QueueBackend
+from llmctl.backends.base import Capabilities, HostCommand
 from llmctl.errors import ConfigFileError
-from llmctl.paths import UserFolders, bundled, search_path
+from llmctl.paths import BUNDLED, UserFolders, search_path
 from llmctl.site.container import ContainerPlan
-from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, expand_home
-from llmctl.submit.job_settings import OWN_VARIABLES, job_settings
+from llmctl.submit.request import CACHE_FOLDER, JobPlan
+from llmctl.supervisor.settings import JobSettings
+
+OWN_VARIABLES = frozenset(
+    {
+        *(
+            "LLMCTL_RUN_ID",
+            "LLMCTL_RUN_DIR",
+            "LLMCTL_ATTEMPT",
+            "LLMCTL_ATTEMPT_DIR",
+            "LLMCTL_HOSTFILE",
+            "LLMCTL_PYTHON",
+        ),
+        *("LLMCTL_NODE", "LLMCTL_MASTER_PORT", "LLMCTL_ENVIRONMENT", "LLMCTL_GPUS"),
+        *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES"),
+    }
+)
+"""Variables of the contract between job.sh and the trainer; users cannot set them."""
 
 # glibc returns freed blocks of this size to the kernel and faults them in again at every step; keeping them made
 # training on CPU several times faster (measured on 2 cores, glibc 2.36).
@@ -71,31 +88,6 @@ class TemplateCache(FileSystemBytecodeCache):
 
 
 @dataclass(frozen=True)
-class RunLayout:
-    """Run layout: size, places and Python of one submission.
-
-    Attributes:
-        run_id: of the run.
-        run_dir: directory of the run, absolute.
-        submission: 1 for the first; every resume adds 1.
-        python: the interpreter, absolute or found in the job's PATH.
-        gpus: ids of the GPUs of each node; empty without GPUs.
-        ranks_per_node: ranks of each node.
-        working_dir: working directory of a COMMAND.
-        secrets_file: file with the values of the secrets; None without secrets.
-    """
-
-    run_id: str
-    run_dir: Path
-    submission: int
-    python: str
-    gpus: tuple[tuple[str, ...], ...]
-    ranks_per_node: int
-    working_dir: Path
-    secrets_file: Path | None
-
-
-@dataclass(frozen=True)
 class RenderedJob:
     """Script, settings and submit commands of a job.
 
@@ -121,81 +113,95 @@ class RenderedJob:
         return str(self).encode("utf-8", "surrogateescape")
 
 
-def render(
-    job: JobSpec,
-    profile: ClusterProfile,
-    place: RunLayout,
-    folders: UserFolders,
-    request: JobRequest,
-    backend: Backend,
-    *,
-    template: Mapping[str, str] | None = None,
-) -> RenderedJob:
+def render(job: JobPlan, *, template: Mapping[str, str] | None = None) -> RenderedJob:
     """Render a job. Pure except for reading templates: the same arguments give the same bytes.
 
     Args:
-        job: spec of the job.
-        profile: of the cluster.
-        place: layout of the submission.
-        folders: the user's folders.
-        request: the job for the scheduler.
-        backend: of the scheduler.
+        job: with every value decided.
         template: ``path`` and ``text`` of a template in place of the scheduler's own.
 
     Raises:
         ConfigFileError: a template of the user is wrong; names file and line.
     """
-    capabilities = backend.capabilities
-    on_cpu = not (place.gpus or request.gpus_per_node)
-    environment = job_environment(profile, request.resource_type, on_cpu=on_cpu) | dict(job.env)
-    stop_after_s = _stop_after_s(request, profile, has_queue=capabilities.has_queue)
+    profile, layout, request, spec = job.profile, job.layout, job.request, job.spec
+    directives = job.queue.directives(request) if job.queue is not None else []
+    commands = tuple(job.backend.submit_commands(request))
+    on_cpu = not (layout.gpus or request.gpus_per_node)
+    environment = job_environment(profile, request.resource_type, on_cpu=on_cpu) | dict(spec.env)
+    stop_after_s = _stop_after_s(job)
     variables = {
-        **_software(profile, folders),
+        **_software(profile, job.folders),
         "version": __version__,
-        "run_id": place.run_id,
-        "run_dir": place.run_dir,
-        "submission": place.submission,
-        "nodes": job.nodes,
-        "ranks_per_node": place.ranks_per_node,
-        "python": place.python,
+        "run_id": layout.run_id,
+        "run_dir": layout.run_dir,
+        "submission": layout.submission,
+        "nodes": spec.nodes,
+        "ranks_per_node": layout.ranks_per_node,
+        "python": layout.python,
         "ports": profile.rendezvous.ports,
         "stop_grace_s": profile.stop_grace_s,
         "stop_after_s": stop_after_s,
         "request": request,
-        "directives": cast("QueueBackend", backend).directives(request) if capabilities.has_queue else [],
+        "directives": directives,
         "launcher": request.launcher,
         "launch": profile.launch,
-        "mpirun_carries_environment": _mpirun_carries(profile, capabilities),
+        "mpirun_carries_environment": _mpirun_carries(job),
         "port_rule": profile.rendezvous.port_rule,
         "interface": profile.rendezvous.interface,
         "container": request.container,
         "hosts": profile.hosts,
-        "gpus": place.gpus,
-        "command": job.command,
-        "working_dir": place.working_dir,
-        "secrets_file": place.secrets_file,
-        "secrets": job.secrets,
+        "gpus": layout.gpus,
+        "command": spec.command,
+        "working_dir": layout.working_dir,
+        "secrets_file": layout.secrets_file,
+        "secrets": spec.secrets,
         # Our variables and secrets win over variables of the same name.
-        "env": [(name, value) for name, value in environment.items() if name not in {*OWN_VARIABLES, *job.secrets}],
-        "cache_root": _cache_root(profile, capabilities),
+        "env": [(name, value) for name, value in environment.items() if name not in {*OWN_VARIABLES, *spec.secrets}],
+        "cache_root": _cache_root(profile, job.backend.capabilities),
     }
-    path = place.run_dir / "job.sh"
-    script = _fill(folders, backend.template, variables, template)
-    settings = job_settings(profile, place, request, capabilities, stop_after_s, job.command)
-    return RenderedJob(script, path, tuple(backend.submit_commands(request)), settings)
+    script = _fill(job.folders, job.backend.template, variables, template)
+    return RenderedJob(script, layout.run_dir / "job.sh", commands, _settings(job, stop_after_s))
 
 
-def _stop_after_s(request: JobRequest, profile: ClusterProfile, *, has_queue: bool) -> int:
-    """Seconds until the run is asked to stop, before a scheduler ends the job at its limit."""
-    if request.time_s is None:
+def _settings(job: JobPlan, stop_after_s: int) -> str:
+    """Text of job.json: the values of one submission that the supervisor needs (see llmctl/supervisor/settings.py)."""
+    profile, layout, request, capabilities = job.profile, job.layout, job.request, job.backend.capabilities
+    rule, secrets = profile.rendezvous.port_rule, layout.secrets_file
+    is_local, is_ssh = capabilities.starts_in_place, capabilities.starts_on_hosts
+    settings = JobSettings(
+        run_id=layout.run_id,
+        run_dir=str(layout.run_dir),
+        submission=layout.submission,
+        nodes=request.nodes,
+        ranks_per_node=layout.ranks_per_node,
+        is_training=not job.spec.command,
+        one_process_per_rank=request.launcher in ("srun", "mpirun") and not job.spec.command,
+        ports=profile.rendezvous.ports,
+        port_rule=(rule.base, rule.modulo) if rule is not None else None,
+        stop_grace_s=profile.stop_grace_s,
+        stop_after_s=stop_after_s,
+        secrets_file=str(secrets) if secrets is not None else None,
+        secrets_are_read_once=is_local,
+        hosts=profile.hosts[: request.nodes] if is_ssh and request.launcher != "mpirun" else (),
+        shared=profile.shared,
+        in_image=request.container is not None,
+        forgets_launchers=is_local,
+    )
+    return json.dumps(settings._asdict(), indent=1) + "\n"
+
+
+def _stop_after_s(job: JobPlan) -> int:
+    """Seconds until the run is asked to stop, before a scheduler ends the job at its limit; 0 disables the request."""
+    time_s = job.request.time_s
+    if time_s is None:
         return 0
-    return max(request.time_s - profile.stop_grace_s, request.time_s // 2) if has_queue else request.time_s
+    return max(time_s - job.profile.stop_grace_s, time_s // 2) if job.queue is not None else time_s
 
 
-def _mpirun_carries(profile: ClusterProfile, capabilities: Capabilities) -> bool:
+def _mpirun_carries(job: JobPlan) -> bool:
     """True if mpirun's launcher on the nodes (srun, tm, qrsh -V) passes the environment on; ssh does not."""
-    stated = profile.launch.mpirun_carries_environment
-    return stated if stated is not None else capabilities.mpirun_carries_environment
+    stated = job.profile.launch.mpirun_carries_environment
+    return stated if stated is not None else job.backend.capabilities.mpirun_carries_environment
 
 
 def interactive_script(
@@ -245,23 +251,6 @@ def environment_script(profile: ClusterProfile, folders: UserFolders) -> str:
     return _fill(folders, "environment.sh.j2", variables)
 
 
-def job_python(profile: ClusterProfile, folders: UserFolders, own: str, *, in_container: bool = False) -> str:
-    """The interpreter of a cluster's jobs.
-
-    Args:
-        profile: of the cluster.
-        folders: the user's folders, for ``~``.
-        own: the interpreter of llmctl, for a profile that names no interpreter.
-        in_container: True if the job runs in an image, with the image's interpreter.
-    """
-    software = profile.environment
-    if in_container or software.kind == "container":
-        return (software.python if software.kind == "container" else None) or "python3"
-    if software.python is not None:
-        return str(expand_home(software.python, folders))
-    return str(expand_home(software.path, folders) / "bin/python") if software.path is not None else own
-
-
 def job_environment(profile: ClusterProfile, resource_type: str | None, *, on_cpu: bool) -> dict[str, str]:
     """Variables of every job on one kind of node; the variables of the kind win over the profile's."""
     kind = profile.resource_types.get(resource_type or "")
@@ -271,12 +260,7 @@ def job_environment(profile: ClusterProfile, resource_type: str | None, *, on_cp
 
 def _cache_root(profile: ClusterProfile, capabilities: Capabilities) -> str | None:
     """Folder of the jobs' caches; None on this machine, where jobs use the user's own caches."""
-    return None if capabilities.starts_in_place else cache_folder(str(profile.runs_root))
-
-
-def cache_folder(runs_root: str) -> str:
-    """Folder of the caches shared by all runs of a user."""
-    return f"{runs_root}/.cache"
+    return None if capabilities.starts_in_place else f"{profile.runs_root}/{CACHE_FOLDER}"
 
 
 def _software(profile: ClusterProfile, folders: UserFolders) -> dict[str, Any]:
@@ -292,7 +276,7 @@ def _software(profile: ClusterProfile, folders: UserFolders) -> dict[str, Any]:
 
 def compile_templates() -> None:
     """Compile the bundled templates when a checkout is set up; templates that are up to date stay."""
-    folder = bundled("templates")
+    folder = BUNDLED / "templates"
     environment = _environment((folder,), TemplateCache(folder, may_write=True))
     for path in sorted(folder.glob("*.j2")):
         environment.get_template(path.name)

@@ -8,17 +8,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 
 from llmctl.backends.base import Backend, JobRequest, QueueBackend
 from llmctl.context import ClusterSession, Context, secrets_file
 from llmctl.paths import UserFolders
-from llmctl.site.container import ContainerPlan, on_host, plan_container
+from llmctl.site.container import ContainerPlan, plan_container
 from llmctl.site.job import JobSpec
-from llmctl.site.profile import ClusterProfile
-from llmctl.submit.render import RunLayout, cache_folder, job_python
+from llmctl.site.profile import ClusterProfile, expand_home
 from trainer.config.train_config import TrainConfig
+
+CACHE_FOLDER = ".cache"
+"""Beside the runs: the caches shared by all runs of a user."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,31 @@ class NodeSize:
     ranks: int
     gpus: int
     gpu_ids: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Run layout: size, places and Python of one submission.
+
+    Attributes:
+        run_id: of the run.
+        run_dir: directory of the run, absolute.
+        submission: 1 for the first; every resume adds 1.
+        python: the interpreter, absolute or found in the job's PATH.
+        gpus: ids of the GPUs of each node; empty without GPUs.
+        ranks_per_node: ranks of each node.
+        working_dir: working directory of a COMMAND.
+        secrets_file: file with the values of the secrets; None without secrets.
+    """
+
+    run_id: str
+    run_dir: Path
+    submission: int
+    python: str
+    gpus: tuple[tuple[str, ...], ...]
+    ranks_per_node: int
+    working_dir: Path
+    secrets_file: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +140,7 @@ class JobCost:
     @classmethod
     def of(cls, request: JobRequest) -> "JobCost":
         """The cost of a request, by the rates of its profile."""
-        cost, resource = request.profile.cost, request.profile.resource_types.get(request.resource_type or "")
+        cost, resource = request.profile.cost, request.resource
         hours = request.time_s / 3600 if request.time_s is not None else None
         points = None
         if hours is not None and resource is not None and resource.points_per_hour is not None:
@@ -180,29 +207,17 @@ def plan_job(
 
         visible = visible_gpus(context)
     size = node_size(spec, profile, visible, on_cpu=config is not None and config.training.device == "cpu")
-    secrets = Path(secrets_file(context, profile, run_dir, submission)) if spec.secrets else None
-    if spec.code:
-        working_dir = run_dir / "code" / "user"
-    else:
-        working_dir = run_dir if is_remote else Path(cwd) if cwd is not None else context.cwd
-    places = [working_dir] if spec.command and working_dir != run_dir else []
-    places += [secrets.parent] if secrets is not None else []
+    layout = _run_layout(context, session, spec, size, run_dir, submission=submission, cwd=cwd)
     image = image_of(spec, profile)
-    mounts, written = _own_mounts(spec, profile, config, run_dir, places) if image is not None else ((), ())
-    container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts) if image is not None else None
+    mounts: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    container = None
+    if image is not None:
+        from llmctl.submit.container_mounts import own_mounts
+
+        mounts, written = own_mounts(spec, profile, config, layout)
+        container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts)
     request = build_request(spec, profile, backend, size, name=run_dir.name, run_dir=str(run_dir), container=container)
-    # Our own interpreter means nothing on another machine; a COMMAND needs Python only for the rendezvous.
-    own_python = sys.executable if not is_remote else "python3" if spec.command else ""
-    layout = RunLayout(
-        run_id=run_dir.name,
-        run_dir=run_dir,
-        submission=submission,
-        python=job_python(profile, context.folders, own_python, in_container=container is not None),
-        gpus=size.gpu_ids,
-        ranks_per_node=size.ranks,
-        working_dir=working_dir,
-        secrets_file=secrets,
-    )
     return JobPlan(
         spec=spec,
         config=config,
@@ -244,6 +259,9 @@ def build_request(
     defaults = profile.defaults
     kind = spec.resource_type or defaults.resource_type
     resource = profile.resource_types.get(kind or "")
+    launcher = spec.launcher or profile.launch.launcher or backend.launchers[0]
+    tasks = 1 if launcher == "torchrun" else size.ranks
+    cores = resource.cores if resource is not None else None
     return JobRequest(
         profile=profile,
         job_name=cast("QueueBackend", backend).job_name(name) if backend.capabilities.has_queue else name,
@@ -251,10 +269,13 @@ def build_request(
         nodes=spec.nodes,
         ranks_per_node=size.ranks,
         gpus_per_node=size.gpus,
-        cores_per_node=resource.cores if resource is not None else None,
+        tasks_per_node=tasks,
+        cores_per_node=max(1, cores // tasks) * tasks if cores is not None else None,
         time_s=spec.time_s if spec.time_s is not None else defaults.time,
-        launcher=spec.launcher or profile.launch.launcher or backend.launchers[0],
+        launcher=launcher,
         resource_type=kind,
+        resource=resource,
+        site_options=(*profile.options, *(resource.options if resource is not None else ())),
         group=spec.group or profile.group,
         queue=spec.queue or (resource.queue if resource is not None else None) or defaults.queue,
         reservation=spec.reservation,
@@ -297,37 +318,51 @@ def image_of(spec: JobSpec, profile: ClusterProfile) -> str | None:
     return spec.container or (software.path if software.kind == "container" else None)
 
 
-def _own_mounts(
-    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path, places: Sequence[Path]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Folders that a job's container must mount, including ``places``; and the written folders among them."""
-    shown = (*profile.container.mounts, *spec.mounts)
-    written = (*_unshown(_written_paths(config), shown), cache_folder(str(run_dir.parent)))
-    read = _unshown(_read_paths(config), shown)
-    needed = (str(run_dir), f"{run_dir.parent}/.code", *written, *read, *map(str, places))
-    return tuple(dict.fromkeys(needed)), written
+def job_python(profile: ClusterProfile, folders: UserFolders, own: str, *, in_container: bool = False) -> str:
+    """The interpreter of a cluster's jobs.
+
+    Args:
+        profile: of the cluster.
+        folders: the user's folders, for ``~``.
+        own: the interpreter of llmctl, for a profile that names no interpreter.
+        in_container: True if the job runs in an image, with the image's interpreter.
+    """
+    software = profile.environment
+    if in_container or software.kind == "container":
+        return (software.python if software.kind == "container" else None) or "python3"
+    if software.python is not None:
+        return str(expand_home(software.python, folders))
+    return str(expand_home(software.path, folders) / "bin/python") if software.path is not None else own
 
 
-def _written_paths(config: TrainConfig | None) -> list[str]:
-    if config is None:
-        return []
-    return [path for path in (config.checkpoint.save, config.data.data_cache_path) if path is not None]
-
-
-def _read_paths(config: TrainConfig | None) -> list[str]:
-    if config is None:
-        return []
-    data = config.data
-    keys = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
-    paths = [part.prefix for key in keys for part in data.blend(key)]
-    paths += [path for path in (data.tokenizer_model, data.vocab_file, data.merge_file) if path is not None]
-    folders = [str(PurePosixPath(path).parent) for path in paths]
-    return [*folders, *([config.checkpoint.load] if config.checkpoint.load is not None else [])]
-
-
-def _unshown(paths: Sequence[str], mounts: Sequence[str]) -> list[str]:
-    """Paths that no mount covers yet."""
-    return [path for path in paths if on_host(path, mounts) is None]
+def _run_layout(
+    context: Context,
+    session: ClusterSession,
+    spec: JobSpec,
+    size: NodeSize,
+    run_dir: Path,
+    *,
+    submission: int,
+    cwd: str | None,
+) -> RunLayout:
+    profile, is_remote = session.profile, session.transport.is_remote
+    if spec.code:
+        working_dir = run_dir / "code" / "user"
+    else:
+        working_dir = run_dir if is_remote else Path(cwd) if cwd is not None else context.cwd
+    # Our own interpreter means nothing on another machine; a COMMAND needs Python only for the rendezvous.
+    own_python = sys.executable if not is_remote else "python3" if spec.command else ""
+    in_container = image_of(spec, profile) is not None and profile.container.runtime is not None
+    return RunLayout(
+        run_id=run_dir.name,
+        run_dir=run_dir,
+        submission=submission,
+        python=job_python(profile, context.folders, own_python, in_container=in_container),
+        gpus=size.gpu_ids,
+        ranks_per_node=size.ranks,
+        working_dir=working_dir,
+        secrets_file=Path(secrets_file(context, profile, run_dir, submission)) if spec.secrets else None,
+    )
 
 
 def _count(number: int, word: str) -> str:

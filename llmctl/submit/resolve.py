@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmctl.context import ClusterSession, Context, expand
 from llmctl.errors import ConfigFileError, UsageError
-from llmctl.paths import UserFolders, bundled
+from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import expand_home, overlay
 from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
@@ -80,14 +80,14 @@ def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
     own = context.cwd / DEFAULT_CONFIG
     if own.is_file():
         return own, f"using ./{DEFAULT_CONFIG}"
-    example = bundled("examples") / EXAMPLE
+    example = BUNDLED / "examples" / EXAMPLE
     if not example.is_file():
         raise UsageError(f"CONFIG: there is no ./{DEFAULT_CONFIG} and no bundled example; name a config file")
     return example, f"no CONFIG and no ./{DEFAULT_CONFIG}: using the bundled example {example}"
 
 
-def parse_settings(settings: Sequence[str], flag: str = "--set") -> list[Flag]:
-    """Values of ``key=value``, the value read as YAML.
+def parse_settings(settings: Sequence[str]) -> list[Flag]:
+    """Values of ``--set key=value``, the value read as YAML.
 
     Raises:
         UsageError: no ``=``, or the value is not YAML.
@@ -100,11 +100,11 @@ def parse_settings(settings: Sequence[str], flag: str = "--set") -> list[Flag]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"{flag} {setting}: give key=value, as in {flag} training.train_iters=1000")
+            raise UsageError(f"--set {setting}: give key=value, as in --set training.train_iters=1000")
         try:
-            found.append(Flag(flag, key.strip(), yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+            found.append(Flag("--set", key.strip(), yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
         except yaml.YAMLError as error:
-            raise UsageError(f"{flag} {key.strip()}: {text!r} is not YAML: {' '.join(str(error).split())}") from None
+            raise UsageError(f"--set {key.strip()}: {text!r} is not YAML: {' '.join(str(error).split())}") from None
     return found
 
 

@@ -1,7 +1,8 @@
-"""Code of a run: a snapshot of llmctl's own trainer, and of the user's project.
+"""Code of a run: llmctl's own trainer and supervisor, and a snapshot of the user's project.
 
-The trainer's snapshot is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}``, written once and linked from
-every run that uses it. Transport.put_tree writes aside and renames, so that nobody sees half a snapshot.
+Our own code is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}`` and ``<sha256>/supervisor``, written
+once and linked from every run that uses it. Transport.put_tree writes aside and renames, so that nobody sees half a
+snapshot.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.errors import ConfigFileError
-from llmctl.paths import PACKAGE, bundled, trainer_package
+from llmctl.paths import BUNDLED, PACKAGE, TRAINER
 from llmctl.transport.protocol import Transport
 
 LIMIT_MB = 50
@@ -35,37 +36,8 @@ class UserCode:
     diff: str | None = None
 
 
-def own_code() -> dict[str, Path]:
-    """Files of the trainer's snapshot: name below code/ -> path."""
-    found = {}
-    for name, root in (("trainer", trainer_package()), ("csrc", bundled("csrc"))):
-        found.update({f"{name}/{path.relative_to(root).as_posix()}": path for path in _files(root)})
-    return found
-
-
-def digest(files: dict[str, Path]) -> str:
-    """sha256 over names and contents."""
-    total = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return total.hexdigest()
-
-
-def store_own_code(runs_root: Path, transport: Transport) -> tuple[str, Path]:
-    """Store the trainer's snapshot on a machine unless it exists; returns its content address and folder.
-
-    Raises:
-        OSError: the snapshot cannot be written.
-    """
-    files = own_code()
-    address = digest(files)
-    folder = runs_root / ".code" / address
-    transport.put_tree(str(folder), files)
-    return address, folder
-
-
 def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *, with_trainer: bool) -> str | None:
-    """Copy the code of a new run to ``<run_dir>/code``.
+    """Fill ``<run_dir>/code`` of a new run: the user's project, and links to the supervisor and the trainer.
 
     Args:
         run_dir: of the run, which exists.
@@ -79,47 +51,81 @@ def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *
     Raises:
         OSError: the code cannot be written.
     """
+    trees = [_supervisor_code(), *([_trainer_code()] if with_trainer else [])]
+    addresses = [digest(files) for files in trees]
     links: dict[str, str] = {}
-    address = None
-    if with_trainer:
-        files = own_code()
-        address = digest(files)
-        links = own_code_links(run_dir, address)
+    for address, files in zip(addresses, trees, strict=True):
+        links |= _links(run_dir, address, files)
+    for address, files in zip(addresses, trees, strict=True):
         transport.put_tree(f"{run_dir.parent}/.code/{address}", files)
     if user_code is None:
         transport.make_folder(f"{run_dir}/code/user")
     else:
         transport.put_tree(f"{run_dir}/code/user", {name: path for path, name in user_code.files})
     transport.link(links)
-    return address
-
-
-def own_code_links(run_dir: Path, address: str) -> dict[str, str]:
-    """Links from ``<run_dir>/code`` to the snapshot, relative so that runs_root can move: path -> target."""
-    return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in ("trainer", "csrc")}
-
-
-def store_supervisor(runs_root: Path, transport: Transport) -> Path:
-    """Store the supervisor of job.sh in a content-addressed folder unless the folder exists; returns its path.
-
-    Raises:
-        OSError: the supervisor cannot be written.
-    """
-    root = PACKAGE / "supervisor"
-    files = {f"supervisor/{path.relative_to(root).as_posix()}": path for path in _files(root)}
-    folder = runs_root / ".code" / digest(files)
-    transport.put_tree(str(folder), files)
-    return folder / "supervisor"
+    return addresses[1] if with_trainer else None
 
 
 def link_supervisor(run_dir: Path, transport: Transport) -> None:
-    """Link ``<run_dir>/code/supervisor`` to the supervisor of this llmctl, which fits the new job.sh.
+    """Link a resumed run to the supervisor of this llmctl, which fits the new job.sh.
 
     Raises:
         OSError: the supervisor cannot be written.
     """
-    address = store_supervisor(run_dir.parent, transport).parent.name
-    transport.link({f"{run_dir}/code/supervisor": f"../../.code/{address}/supervisor"})
+    files = _supervisor_code()
+    folder = _store(run_dir.parent, files, transport)
+    transport.link(_links(run_dir, folder.name, files))
+
+
+def store_trainer(runs_root: Path, transport: Transport) -> Path:
+    """Store the trainer's snapshot on a machine unless it exists; returns its folder, named by its content address.
+
+    Raises:
+        OSError: the snapshot cannot be written.
+    """
+    return _store(runs_root, _trainer_code(), transport)
+
+
+def store_supervisor(runs_root: Path, transport: Transport) -> Path:
+    """Store the supervisor of job.sh on a machine unless it exists; returns its folder.
+
+    Raises:
+        OSError: the supervisor cannot be written.
+    """
+    return _store(runs_root, _supervisor_code(), transport) / "supervisor"
+
+
+def digest(files: dict[str, Path]) -> str:
+    """sha256 over names and contents."""
+    total = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _store(runs_root: Path, files: dict[str, Path], transport: Transport) -> Path:
+    folder = runs_root / ".code" / digest(files)
+    transport.put_tree(str(folder), files)
+    return folder
+
+
+def _links(run_dir: Path, address: str, files: dict[str, Path]) -> dict[str, str]:
+    """Links from ``<run_dir>/code`` to stored code, relative so that runs_root can move: path -> target."""
+    names = dict.fromkeys(name.partition("/")[0] for name in files)
+    return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in names}
+
+
+def _trainer_code() -> dict[str, Path]:
+    return {**_code_below(TRAINER), **_code_below(BUNDLED / "csrc")}
+
+
+def _supervisor_code() -> dict[str, Path]:
+    return _code_below(PACKAGE / "supervisor")
+
+
+def _code_below(root: Path) -> dict[str, Path]:
+    """Files of a folder: name, which begins with the folder's own name -> path."""
+    return {f"{root.name}/{path.relative_to(root).as_posix()}": path for path in _files(root)}
 
 
 def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:

@@ -20,9 +20,9 @@ from llmctl.transport.protocol import Transport
 from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.ssh_config import resolve
 
-HEAD_PATIENCE_S = 300.0
+HEAD_TIMEOUT_S = 300.0
 """For the head node to load its environment and choose a port: modules on a busy file system take minutes."""
-BEGIN_PATIENCE_S = 60.0
+BEGIN_TIMEOUT_S = 60.0
 """For a started job.sh to write started.json: bash, two small files, and a network file system's caches (nfs(5):
 acdirmax, 60 s)."""
 _POLL_S = (0.1, 1.0)
@@ -157,14 +157,14 @@ class _Start:
         if self._in_container and self._group.shared:
             return  # importing the image may take long; each host waits by itself
         path = f"{self._attempt_dir}/rendezvous"
-        data = self._wait_for_file(head, path, HEAD_PATIENCE_S, "has not written the rendezvous file")
+        data = self._wait_for_file(head, path, HEAD_TIMEOUT_S, "has not written the rendezvous file")
         if not self._group.shared:
             self._group.on_each(others, lambda _, transport: transport.write_files([FileWrite(path, data)]))
 
     def _wait_for_start(self, host: str) -> None:
         node = self._nodes[host]
         path = f"{self._attempt_dir}/started{f'-{node:05d}' if node else ''}.json"
-        self._wait_for_file(host, path, BEGIN_PATIENCE_S, "job.sh has not written started.json")
+        self._wait_for_file(host, path, BEGIN_TIMEOUT_S, "job.sh has not written started.json")
 
     def _wait_for_file(self, host: str, path: str, patience_s: float, what: str) -> bytes:
         """Wait for a file that a host's job.sh writes; returns its content.

@@ -10,8 +10,8 @@ import time
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from . import processes
+from .end_request import EndRequest
 from .signals import Signals
-from .tell import Teller
 from .watch import FAILURE_GRACE_S, KILL_GRACE_S
 
 HOST, NODE = "%h", "%n"
@@ -41,7 +41,7 @@ def commands(words: Sequence[str], hosts: Sequence[str], *, through_shell: bool,
     return found
 
 
-class ByCommand(Teller):
+class EndByCommand(EndRequest):
     """Ask by another command through the same launcher.
 
     Ending the launcher itself would leave its command running on the host, unwatched.
@@ -52,8 +52,8 @@ class ByCommand(Teller):
         self._argv = list(argv)
         self._environ = dict(environ)
 
-    def tell(self, pid: int) -> None:
-        """See Teller."""
+    def send(self, pid: int) -> None:
+        """See EndRequest."""
         del pid
         processes.start(self._argv, self._environ)
 
@@ -64,14 +64,14 @@ def host_names(hostfile: str) -> List[str]:
         return [line.split()[0] for line in file if line.strip()]
 
 
-def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: Mapping[str, str]) -> int:
+def run_all(argvs: Sequence[Sequence[str]], end_requests: Sequence[EndRequest], environ: Mapping[str, str]) -> int:
     """Run the commands to their ends; returns the exit code of the first command that failed.
 
     A failed command ends the others.
 
     Args:
         argvs: the commands.
-        tellers: one per command, which asks the command to end.
+        end_requests: one per command, which asks the command to end.
         environ: environment of all commands.
     """
     signals = Signals()
@@ -89,14 +89,14 @@ def run_all(argvs: Sequence[Sequence[str]], tellers: Sequence[Teller], environ: 
             return code
         if deadline is not None and time.monotonic() >= deadline:
             for number, child in running.items():
-                if is_asked and not tellers[number].can_do_more:
+                if is_asked and not end_requests[number].can_do_more:
                     processes.signal_group(child.pid, signal.SIGKILL)
                 else:
-                    tellers[number].tell(child.pid)
+                    end_requests[number].send(child.pid)
             is_asked, deadline = True, time.monotonic() + KILL_GRACE_S
         if {"TERM", "INT"} & set(signals.wait(0.5)):
             for number, child in running.items():
-                tellers[number].tell(child.pid)
+                end_requests[number].send(child.pid)
 
 
 def _take_ended(running: Dict[int, "subprocess.Popen[bytes]"]) -> List[int]:

@@ -14,7 +14,7 @@ _POLL_S = 1.0
 
 
 def end_file_of(attempt_dir: str) -> str:
-    """Path of the file that asks all nodes of an attempt to end; see tell.ByFile."""
+    """Path of the file that asks all nodes of an attempt to end; see end_request.EndByFile."""
     return f"{attempt_dir}/.end"
 
 

@@ -19,18 +19,18 @@ from .attempt import (
     remove_secrets,
     tell,
 )
+from .end_request import EndByFile, EndBySignal, EndByStep, EndRequest
 from .node import attempt_variables, end_file_of, run_node
 from .peers import Peers
 from .rendezvous import reserve_port
 from .settings import JobSettings
 from .signals import Signals
-from .tell import ByFile, BySignal, ByStep, Teller
 from .watch import Watch
 
 _LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-_HEAD_PATIENCE_S = 60.0
-_IMAGE_PATIENCE_S = 600.0
+_HEAD_TIMEOUT_S = 60.0
+_IMAGE_TIMEOUT_S = 600.0
 """For a head node that may have to import an image first."""
 
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], environ: Dict[str, str]) -> int:
         if options.words[:1] == ["node"]:
             attempt, address, port, *node = options.words[1:]
             number = int(node[0]) if node else None
-            guarded = options.told_by == "file"
+            guarded = options.end_by == "file"
             return run_node(job, environ, int(attempt), address, port, number, guarded=guarded)
         if options.words[:1] == ["end"]:
             processes.ask_ranks_to_end(job.run_dir, *map(int, options.words[1:]))
@@ -69,14 +69,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     job = acts.add_parser("job", help="run an attempt, or one node of it")
     job.add_argument("--job", required=True, metavar="FILE", help="job.json")
     job.add_argument("--job-id", required=True, metavar="ID", help="the scheduler's id, or a process id")
-    job.add_argument("--told-by", choices=("signal", "file", "step"), default="signal", help="see tell.py")
+    job.add_argument("--end-by", choices=("signal", "file", "step"), default="signal", help="see end_request.py")
     job.add_argument("--never-exit", default="", metavar="CODES", help="exit codes that mean more to the scheduler")
     job.add_argument(
         "--end-time", default="", metavar="SECONDS", help="time at which the scheduler ends the job, since 1970"
     )
     job.add_argument("words", nargs="*", help="none | NODE | node ATTEMPT ADDRESS PORT [NODE] | end ATTEMPT NODE")
     each = acts.add_parser("each-host", help="run a command once per host of LLMCTL_HOSTFILE")
-    each.add_argument("--told-by", choices=("signal", "file", "command"), default="signal")
+    each.add_argument("--end-by", choices=("signal", "file", "command"), default="signal")
     each.add_argument("--through-shell", action="store_true")
     each.add_argument("--first-here", action="store_true")
     each.add_argument("words", nargs=argparse.REMAINDER, help="%%h: the host; %%n: its number")
@@ -91,15 +91,15 @@ def _each_host(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     hosts = each_host.host_names(environ["LLMCTL_HOSTFILE"])
     how = {"through_shell": options.through_shell, "first_here": options.first_here}
     argvs = each_host.commands(words, hosts, **how)
-    tellers: List[Teller] = [BySignal() for _ in hosts]
-    if options.told_by == "file":
-        tellers = [ByFile(end_file_of(environ["LLMCTL_ATTEMPT_DIR"])) for _ in hosts]
-    elif options.told_by == "command":
+    end_requests: List[EndRequest] = [EndBySignal() for _ in hosts]
+    if options.end_by == "file":
+        end_requests = [EndByFile(end_file_of(environ["LLMCTL_ATTEMPT_DIR"])) for _ in hosts]
+    elif options.end_by == "command":
         # The words up to the script, followed by the act that asks the ranks of a node to end.
         begin = words[: words.index("node")] if "node" in words else words
         ends = each_host.commands([*begin, "end", environ["LLMCTL_ATTEMPT"], each_host.NODE], hosts, **how)
-        tellers = [BySignal(), *(each_host.ByCommand(argv, environ) for argv in ends[1:])]
-    return each_host.run_all(argvs, tellers, environ)
+        end_requests = [EndBySignal(), *(each_host.EndByCommand(argv, environ) for argv in ends[1:])]
+    return each_host.run_all(argvs, end_requests, environ)
 
 
 class Supervisor:
@@ -139,7 +139,7 @@ class Supervisor:
             job,
             attempt,
             self._signals,
-            self._teller(attempt),
+            self._end_request(attempt),
             stop_after_s=self._stop_after_s(),
             peers=peers,
             is_head=self._node == 0,
@@ -183,7 +183,7 @@ class Supervisor:
             AttemptError: the head node has written no address in time.
         """
         path = f"{attempt.folder}/rendezvous"
-        deadline = time.monotonic() + (_IMAGE_PATIENCE_S if self._job.in_image else _HEAD_PATIENCE_S)
+        deadline = time.monotonic() + (_IMAGE_TIMEOUT_S if self._job.in_image else _HEAD_TIMEOUT_S)
         while time.monotonic() < deadline:
             with suppress(OSError), open(path) as file:
                 words = file.read().split()
@@ -209,12 +209,12 @@ class Supervisor:
         attempt.write_exit(code, watch.reason(code), watch.signal)
         return code
 
-    def _teller(self, attempt: Attempt) -> Teller:
-        if self._options.told_by == "file":
-            return ByFile(end_file_of(attempt.folder))
-        if self._options.told_by == "step":
-            return ByStep(self._options.job_id, f"{self._job.run_id}.{attempt.number}")
-        return BySignal()
+    def _end_request(self, attempt: Attempt) -> EndRequest:
+        if self._options.end_by == "file":
+            return EndByFile(end_file_of(attempt.folder))
+        if self._options.end_by == "step":
+            return EndByStep(self._options.job_id, f"{self._job.run_id}.{attempt.number}")
+        return EndBySignal()
 
     def _stop_after_s(self) -> float:
         """Seconds until the run is asked to stop, from job.json or from the scheduler.

@@ -10,10 +10,10 @@ from typing import Optional, Set
 
 from . import processes
 from .attempt import Attempt, outcome_of_rank_0, tell
+from .end_request import EndRequest
 from .peers import POLLS_PER_SECOND, Peers
 from .settings import JobSettings
 from .signals import Signals
-from .tell import Teller
 
 CANCEL_GRACE_S = 10
 """Seconds to save after a cancel, unless attempts/K/cancel holds a number of seconds."""
@@ -38,7 +38,7 @@ class Watch:
         job: JobSettings,
         attempt: Attempt,
         signals: Signals,
-        teller: Teller,
+        end_request: EndRequest,
         *,
         stop_after_s: float,
         peers: Optional[Peers] = None,
@@ -50,7 +50,7 @@ class Watch:
             job: settings.
             attempt: the attempt of the launch line.
             signals: of this process.
-            teller: asks the launch line to end.
+            end_request: asks the launch line to end.
             stop_after_s: seconds from now until the run is asked to stop; 0 disables the timer.
             peers: the other machines, if no scheduler watches them.
             is_head: True on the head node, whose end is the run's end.
@@ -61,7 +61,7 @@ class Watch:
         self._job = job
         self._attempt = attempt
         self._signals = signals
-        self._teller = teller
+        self._end_request = end_request
         self._peers = peers
         self._is_head = is_head
         self._began = time.monotonic()
@@ -136,7 +136,7 @@ class Watch:
             else:
                 self._read_cancel()
         if self._deadline is not None and now >= self._deadline:
-            if self._is_asked and not self._teller.can_do_more:
+            if self._is_asked and not self._end_request.can_do_more:
                 self._kill()
             else:
                 self._ask_child()
@@ -201,7 +201,7 @@ class Watch:
 
     def _ask_child(self) -> None:
         if self._child is not None and self._child.poll() is None:
-            self._teller.tell(self._child.pid)
+            self._end_request.send(self._child.pid)
 
     def _kill(self) -> None:
         if self._child is not None and self._child.poll() is None:

@@ -85,7 +85,7 @@ def link(links: Mapping[str, str]) -> None:
         Path(path).symlink_to(target)
 
 
-def look_at(paths: Sequence[str]) -> list[PathFacts]:
+def stat_paths(paths: Sequence[str]) -> list[PathFacts]:
     """Facts about each path."""
     return [_path_facts(Path(path)) for path in paths]
 

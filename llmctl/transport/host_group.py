@@ -175,11 +175,11 @@ class HostGroup:
         answers = self._answers(lambda transport: transport.list_names(directories))
         return [sorted({name for names in group for name in names}) for group in zip(*answers, strict=True)]
 
-    def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
+    def stat_paths(self, paths: Sequence[str]) -> list[PathFacts]:
         """See file_writes: facts that hold on all hosts."""
         if self._shared:
-            return self._look(lambda transport: transport.look_at(paths))
-        answers = self._everywhere(lambda transport: transport.look_at(paths))
+            return self._look(lambda transport: transport.stat_paths(paths))
+        answers = self._everywhere(lambda transport: transport.stat_paths(paths))
         return [common_facts(facts) for facts in zip(*answers.values(), strict=True)]
 
     def write_files(self, files: Sequence[FileWrite]) -> None:

@@ -51,7 +51,7 @@ class WatchedTransport:
         self._member = member
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("inspect_processes", "processes_of_run", "read_parts", "list_names", "look_at"):
+        if name in ("inspect_processes", "processes_of_run", "read_parts", "list_names", "stat_paths"):
             return lambda *args, **options: self._member.ask(
                 lambda transport: getattr(transport, name)(*args, **options)
             )

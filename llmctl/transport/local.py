@@ -30,7 +30,7 @@ class LocalTransport:
 
     read_parts = staticmethod(file_reads.read_parts)
     list_names = staticmethod(file_reads.list_names)
-    look_at = staticmethod(file_writes.look_at)
+    stat_paths = staticmethod(file_writes.stat_paths)
     write_files = staticmethod(file_writes.write_files)
     make_folder = staticmethod(file_writes.make_folder)
     remove = staticmethod(file_writes.remove)

@@ -17,11 +17,11 @@ from pathlib import Path
 
 PROC = Path("/proc")
 RUN_DIR_VARIABLE = "LLMCTL_RUN_DIR"
-VISITOR_VARIABLE = "LLMCTL_INTERACTIVE"
+INTERACTIVE_VARIABLE = "LLMCTL_INTERACTIVE"
 """Set by ``llmctl interactive``: an interactive shell in a run's environment is not a process of the run."""
 RUN_VARIABLES = frozenset(
     {
-        *(RUN_DIR_VARIABLE, VISITOR_VARIABLE, "LLMCTL_RUN_ID", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE"),
+        *(RUN_DIR_VARIABLE, INTERACTIVE_VARIABLE, "LLMCTL_RUN_ID", "LLMCTL_ATTEMPT", "LLMCTL_HOSTFILE"),
         *("LLMCTL_ATTEMPT_DIR", "LLMCTL_ENVIRONMENT", "LLMCTL_MASTER_PORT", "LLMCTL_NODE", "LLMCTL_PYTHON"),
     }
 )
@@ -243,7 +243,7 @@ def _kind(pid: int, run_dir: str) -> str:
         variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return "plain"
-    if any(variable.startswith(VISITOR_VARIABLE.encode() + b"=") for variable in variables):
+    if any(variable.startswith(INTERACTIVE_VARIABLE.encode() + b"=") for variable in variables):
         return "foreign"
     prefix = RUN_DIR_VARIABLE.encode() + b"="
     stated = next((variable[len(prefix) :] for variable in variables if variable.startswith(prefix)), None)

@@ -84,7 +84,7 @@ class Transport(Protocol):
     def list_names(self, directories: Sequence[str]) -> list[list[str]]:
         """See file_reads."""
 
-    def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
+    def stat_paths(self, paths: Sequence[str]) -> list[PathFacts]:
         """See file_writes."""
 
     def write_files(self, files: Sequence[FileWrite]) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from llmctl.backends.base import (
     LOGIN,
-    Capabilities,
     DoctorCommands,
     HostCommand,
     JobReport,
@@ -19,6 +18,7 @@ from llmctl.backends.base import (
     NodeReport,
     ProfileHints,
 )
+from llmctl.backends.batch_scheduler import BatchScheduler, ErrorMessages
 from llmctl.backends.lsf.interactive import ENTER, SUBMIT
 from llmctl.backends.lsf.reports import DELIMITER, FIELDS, parse_history, parse_jobs, parse_nodes
 from llmctl.backends.ssh_attach import ssh_argv
@@ -32,17 +32,17 @@ _BJOBS = ("bjobs", "-a", "-noheader", "-o", f"{' '.join(FIELDS)} delimiter='{DEL
 _ABOUT_ONE_JOB = re.compile(r"Job <[^>]*> is not found|No unfinished job found|No matching job found")
 # lsb_errmsg of OpenLava (lsbatch/lib/lsb.err.c), which is of LSF's code; "Cannot connect to LSF" is printed while bsub
 # and bjobs of LSF 9 and 10 try again. "Request from non-LSF host" was seen to pass: equinor/ert, test_lsf_driver.py.
-_TRANSIENT = re.compile(
+_TRANSIENT = (
     r"LSF is down|Cannot connect to LSF|LIM is down|Communication time ?out|Timeout on connect call to server"
     r"|Connection refused by server|Server is not connected|Request from non-LSF host rejected"
     r"|batch daemon internal error"
 )
 # Said before anything is sent, or by a server that refuses.
-_NOT_TAKEN = re.compile(
+_NOT_TAKEN = (
     r"LSF is down|Cannot connect to LSF|LIM is down|Timeout on connect call to server|Connection refused by server"
     r"|Request from non-LSF host rejected"
 )
-_PERHAPS_TAKEN = re.compile(r"Communication time ?out|Server is not connected|internal error")
+_PERHAPS_TAKEN = r"Communication time ?out|Server is not connected|internal error"
 # Recorded refusals: tests/recorded/lsf/bsub_refused.txt. The others: lsb_errmsg.
 _ADVICE = (
     (r"No such queue", "see `bqueues` for the queues there are; give one with --queue or --resource-type"),
@@ -59,6 +59,7 @@ _ADVICE = (
     (r"Queue does not accept EXCLUSIVE jobs", "remove -x from the profile's options, or choose another --queue"),
     (r"Request aborted by esub", "the site's own check refused the job; its message stands above"),
 )
+_MESSAGES = ErrorMessages(_TRANSIENT, _NOT_TAKEN, _PERHAPS_TAKEN, _ADVICE)
 
 # Set by profile.lsf on the login node (cshrc.lsf and profile.lsf in the configuration reference); blaunch needs them.
 # Nothing else of the submitting environment goes along: it may hold secrets, and bjobs -env shows it.
@@ -66,20 +67,12 @@ _CARRIED = ("PATH", "LSF_BINDIR", "LSF_ENVDIR", "LSF_LIBDIR", "LSF_SERVERDIR")
 
 
 @dataclass(frozen=True)
-class LsfBackend:
+class LsfBackend(BatchScheduler):
     """Answers for LSF."""
 
     name: str = "lsf"
     template: str = "lsf.sh.j2"
-    job_keys: frozenset[str] = frozenset(
-        {
-            *("name", "nodes", "gpus_per_node", "time", "group", "resource_type", "queue", "reservation", "priority"),
-            *("after", "container", "mounts", "launcher", "env", "secrets", "code"),
-        }
-    )
-    launchers: tuple[str, ...] = ("torchrun", "mpirun")
-    capabilities: Capabilities = Capabilities(has_queue=True)
-    tells_ends_apart: bool = True
+    messages: ErrorMessages = _MESSAGES
 
     def profile_hints(self) -> ProfileHints:
         """See llmctl.backends.lsf.setup."""
@@ -96,11 +89,6 @@ class LsfBackend:
     def priority_problem(self, priority: int) -> str:
         """Users' priorities begin at 1 (bsub -sp); the largest is the site's MAX_USER_PRIORITY."""
         return "" if priority >= 1 else f"{priority} is below 1, the lowest priority of LSF"
-
-    def options_problem(self, options: Sequence[str]) -> str:
-        """Empty for all: any directive may be in a profile."""
-        del options
-        return ""
 
     def job_name(self, run_id: str) -> str:
         """The run id itself: bsub -J takes up to 4094 characters."""
@@ -195,23 +183,11 @@ class LsfBackend:
         del job_id, container, cores
         return ssh_argv(host, script, command)
 
-    def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """True if LSF's daemons were away or overloaded."""
-        return exit_status != 0 and bool(_TRANSIENT.search(stderr))
-
-    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """True if bsub reached no daemon, or one that refuses."""
-        return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
-
-    def advice(self, stderr: str) -> str:
-        """For the refusals of bsub."""
-        return next((advice for pattern, advice in _ADVICE if re.search(pattern, stderr)), "")
-
 
 def _resources(request: JobRequest) -> list[str]:
     """Resources of batch and interactive jobs; slots are cores, where the profile gives cores."""
     resource = request.resource
-    slots = request.cores_per_node or request.ranks_per_node
+    slots = (resource.cores if resource is not None else None) or request.ranks_per_node
     lines = [f"-n {request.nodes * slots}", f'-R "span[ptile={slots}]"']
     if request.gpus_per_node:
         # Per host by default (bsub -gpu). j_exclusive keeps other jobs off these GPUs; the default shares them.
@@ -225,7 +201,7 @@ def _resources(request: JobRequest) -> list[str]:
     words = (("-q", queue), ("-U", request.reservation), (group, request.group))
     lines += [f"{flag} {word}" for flag, word in words if word is not None]
     lines.append(f'-env "{", ".join(_CARRIED)}"')
-    return [*lines, *request.profile.options, *(resource.options if resource is not None else ())]
+    return [*lines, *request.site_options]
 
 
 BACKEND = LsfBackend()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from llmctl.backends.base import (
     LOGIN,
-    Capabilities,
     DoctorCommands,
     HostCommand,
     JobReport,
@@ -18,9 +17,11 @@ from llmctl.backends.base import (
     NodeReport,
     ProfileHints,
 )
+from llmctl.backends.batch_scheduler import BatchScheduler, ErrorMessages
 from llmctl.backends.pbs.interactive import ENTER, SUBMIT
 from llmctl.backends.pbs.reports import parse_jobs, parse_nodes, plain_job_id
 from llmctl.backends.ssh_attach import ssh_argv
+from llmctl.durations import clock
 from llmctl.errors import SchedulerError
 from llmctl.site.container import ContainerPlan
 
@@ -35,17 +36,17 @@ if [ -n "$ids" ]; then exec qstat $flag -E -f $ids; fi"""
 
 _ABOUT_ONE_JOB = re.compile(r"Unknown Job Id|Job has finished|PBS is not configured to maintain job history")
 # pbs_messages.c, and the clients' messages if no server answers.
-_TRANSIENT = re.compile(
+_TRANSIENT = (
     r"cannot connect to server|Couldn't connect to|No free connections|Server connection table full"
     r"|Connection (?:refused|reset|timed out)|Server shutting down|Batch protocol error|Premature end of message"
     r"|End of File|Resource temporarily unavailable|Request timed out"
 )
 # Printed before anything is sent, or by a server that refuses. All other errors can follow an accepted job.
-_NOT_TAKEN = re.compile(
+_NOT_TAKEN = (
     r"cannot connect to server|Couldn't connect to|No free connections|Server connection table full"
     r"|Connection refused|Server shutting down"
 )
-_PERHAPS_TAKEN = re.compile(r"Batch protocol error|Premature end of message|End of File|Request timed out")
+_PERHAPS_TAKEN = r"Batch protocol error|Premature end of message|End of File|Request timed out"
 _ADVICE = (
     (r"Unknown queue", "`qstat -q` lists the queues; choose one with --queue or --resource-type"),
     (r"Queue is not enabled", "the queue accepts no jobs now; see `qstat -q`, or choose another with --queue"),
@@ -60,23 +61,16 @@ _ADVICE = (
     (r"Unauthorized Request", "your account may not do this; see --group and --queue"),
     (r"cannot connect to server", "the PBS server does not answer; no job was submitted or lost, try again later"),
 )
+_MESSAGES = ErrorMessages(_TRANSIENT, _NOT_TAKEN, _PERHAPS_TAKEN, _ADVICE)
 
 
 @dataclass(frozen=True)
-class PbsBackend:
+class PbsBackend(BatchScheduler):
     """Backend for jobs of a PBS server."""
 
     name: str = "pbs"
     template: str = "pbs.sh.j2"
-    job_keys: frozenset[str] = frozenset(
-        {
-            "name", "nodes", "gpus_per_node", "time", "group", "resource_type", "queue", "reservation", "priority",
-            "after", "container", "mounts", "launcher", "env", "secrets", "code",
-        }
-    )  # fmt: skip
-    launchers: tuple[str, ...] = ("torchrun", "mpirun")
-    capabilities: Capabilities = Capabilities(has_queue=True)
-    tells_ends_apart: bool = True
+    messages: ErrorMessages = _MESSAGES
 
     def profile_hints(self) -> ProfileHints:
         """See llmctl.backends.pbs.setup."""
@@ -89,16 +83,6 @@ class PbsBackend:
         from llmctl.backends.pbs.setup import DOCTOR_COMMANDS
 
         return DOCTOR_COMMANDS
-
-    def priority_problem(self, priority: int) -> str:
-        """Empty for any priority: qsub itself refuses those that are not allowed."""
-        del priority
-        return ""
-
-    def options_problem(self, options: Sequence[str]) -> str:
-        """Empty for any options: a profile may have any directive."""
-        del options
-        return ""
 
     def job_name(self, run_id: str) -> str:
         """The run id itself: PBS accepts up to 230 letters, digits and ``-_+.`` (pbs_ifl.h, ck_job_name.c)."""
@@ -208,28 +192,15 @@ class PbsBackend:
         del job_id, container, cores
         return ssh_argv(host, script, command)
 
-    def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """True if the server was unreachable or overloaded."""
-        return exit_status != 0 and bool(_TRANSIENT.search(stderr))
-
-    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """True if qsub reached no server, or the server refused."""
-        return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
-
-    def advice(self, stderr: str) -> str:
-        """Advice for the refusals of qsub and qstat."""
-        return next((advice for pattern, advice in _ADVICE if re.search(pattern, stderr)), "")
-
 
 def _resources(request: JobRequest) -> list[str]:
     """Options that batch and interactive jobs have in common."""
-    resource = request.resource
-    given = [*request.profile.options, *(resource.options if resource is not None else ())]
+    given = request.site_options
     chunk = "".join(option.removeprefix(_CHUNK[:-1]) for option in given if option.startswith(_CHUNK))
     lines = [*_group(request), *_queue(request)]
     lines.append(f"-l select={request.nodes}:mpiprocs={request.ranks_per_node}{chunk}")
     if request.time_s is not None:
-        lines.append(f"-l walltime={_clock(request.time_s)}")
+        lines.append(f"-l walltime={clock(request.time_s)}")
     variables = [option[2:].strip() for option in given if _is_variable(option)]
     if request.reservation is not None and request.resource_type is not None:
         variables.append(f"RTYPE={request.resource_type}")  # a reservation of ABCI 3.0 holds whole nodes, of any type
@@ -266,12 +237,8 @@ def _request_text(request: JobRequest) -> str:
     """Text of the request for the user who waits."""
     kind = request.resource_type or request.queue or ("node" if request.nodes == 1 else "nodes")
     where = f" in reservation {request.reservation}" if request.reservation is not None else ""
-    time = f" for {_clock(request.time_s)}" if request.time_s is not None else ""
+    time = f" for {clock(request.time_s)}" if request.time_s is not None else ""
     return f"{request.nodes} x {kind}{where}{time}"
-
-
-def _clock(seconds: int) -> str:
-    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 BACKEND = PbsBackend()

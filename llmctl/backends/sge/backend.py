@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from llmctl.backends.base import (
     LOGIN,
-    Capabilities,
     DoctorCommands,
     HostCommand,
     JobReport,
@@ -24,7 +23,9 @@ from llmctl.backends.base import (
     NodeReport,
     ProfileHints,
 )
+from llmctl.backends.batch_scheduler import BatchScheduler, ErrorMessages
 from llmctl.backends.sge import reports, terminal
+from llmctl.durations import clock
 from llmctl.errors import ProfileError, SchedulerError
 from llmctl.site.container import ContainerPlan
 
@@ -62,14 +63,13 @@ exit "$status"
 _NOT_KNOWN = re.compile(
     r"job id \d+ not found|^Following jobs do not exist|^[\d, ]+$|denied: job \"?\d+\"? does not exist"
 )
-_TRANSIENT = re.compile(
-    r"commlib|unable to (?:send|contact|connect)|can'?t (?:connect|contact)|cannot (?:connect|contact|reach)|"
-    r"failed receiving gdi request|got (?:send|select|no|read) (?:error|connection)|timeout|qmaster",
-    re.IGNORECASE,
+_TRANSIENT = (
+    r"(?i)commlib|unable to (?:send|contact|connect)|can'?t (?:connect|contact)|cannot (?:connect|contact|reach)|"
+    r"failed receiving gdi request|got (?:send|select|no|read) (?:error|connection)|timeout|qmaster"
 )
 # The connection failed. A busy master may still carry out a request that was sent.
-_NOT_TAKEN = re.compile(r"connection refused|can'?t connect|cannot connect|can'?t resolve host", re.IGNORECASE)
-_PERHAPS_TAKEN = re.compile(r"failed receiving gdi request|got read error|timeout", re.IGNORECASE)
+_NOT_TAKEN = r"(?i)connection refused|can'?t connect|cannot connect|can'?t resolve host"
+_PERHAPS_TAKEN = r"(?i)failed receiving gdi request|got read error|timeout"
 _ADVICE = (
     (
         r'requested project "[^"]*" does not exist',
@@ -95,22 +95,16 @@ _ADVICE = (
     (r"necessary privileges to delete", "the job belongs to another user"),
 )
 """(pattern of the error, advice). SIM messages: https://docs.abci.ai/v2/en/job-execution/."""
+_MESSAGES = ErrorMessages(_TRANSIENT, _NOT_TAKEN, _PERHAPS_TAKEN, _ADVICE)
 
 
 @dataclass(frozen=True)
-class SgeBackend:
+class SgeBackend(BatchScheduler):
     """Backend for Grid Engine."""
 
     name: str = "sge"
     template: str = "sge.sh.j2"
-    job_keys: frozenset[str] = frozenset(
-        {
-            *("name", "nodes", "gpus_per_node", "time", "group", "resource_type", "queue", "reservation", "priority"),
-            *("after", "container", "mounts", "launcher", "env", "secrets", "code"),
-        }
-    )
-    launchers: tuple[str, ...] = ("torchrun", "mpirun")
-    capabilities: Capabilities = Capabilities(has_queue=True)
+    messages: ErrorMessages = _MESSAGES
     tells_ends_apart: bool = False
 
     def profile_hints(self) -> ProfileHints:
@@ -124,16 +118,6 @@ class SgeBackend:
         from llmctl.backends.sge.setup import DOCTOR_COMMANDS
 
         return DOCTOR_COMMANDS
-
-    def priority_problem(self, priority: int) -> str:
-        """Empty for any priority: qsub itself refuses those that are not allowed."""
-        del priority
-        return ""
-
-    def options_problem(self, options: Sequence[str]) -> str:
-        """Empty for any options: a profile may have any directive."""
-        del options
-        return ""
 
     def job_name(self, run_id: str) -> str:
         """The run id, with ``j`` before a digit: names may not begin with digits (submit(1), -N and sge_types(1))."""
@@ -233,18 +217,6 @@ class SgeBackend:
         """See llmctl.backends.sge.reports."""
         return reports.parse_hosts(*outputs)
 
-    def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """True if the master was unreachable."""
-        return exit_status != 0 and bool(_TRANSIENT.search(stderr))
-
-    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """True if qsub could not connect."""
-        return exit_status != 0 and bool(_NOT_TAKEN.search(stderr)) and not _PERHAPS_TAKEN.search(stderr)
-
-    def advice(self, stderr: str) -> str:
-        """Advice for the refusals of Grid Engine."""
-        return next((advice for pattern, advice in _ADVICE if re.search(pattern, stderr)), "")
-
 
 def _allocation(request: JobRequest) -> list[str]:
     """Options for nodes, time, queue, reservation and priority: the same for qsub and qrsh.
@@ -254,8 +226,7 @@ def _allocation(request: JobRequest) -> list[str]:
     Raises:
         ProfileError: several nodes are requested without a resource type or -pe.
     """
-    resource = request.resource
-    own = [*request.profile.options, *(resource.options if resource is not None else ())]
+    own = request.site_options
     options = []
     if request.resource_type is not None:
         options.append(f"-l {request.resource_type}={request.nodes}")
@@ -265,10 +236,9 @@ def _allocation(request: JobRequest) -> list[str]:
             "give --resource-type, or -pe in options"
         )
     if request.time_s is not None:
-        minutes, seconds = divmod(request.time_s, 60)
-        options.append(f"-l h_rt={minutes // 60}:{minutes % 60:02d}:{seconds:02d}")
+        options.append(f"-l h_rt={clock(request.time_s)}")
     words = (("-q", request.queue), ("-ar", request.reservation), ("-p", request.priority))
-    return options + [f"{flag} {word}" for flag, word in words if word is not None] + own
+    return [*options, *(f"{flag} {word}" for flag, word in words if word is not None), *own]
 
 
 BACKEND = SgeBackend()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from llmctl.backends.base import (
     LOGIN,
-    Capabilities,
     DoctorCommands,
     HostCommand,
     JobReport,
@@ -18,7 +17,9 @@ from llmctl.backends.base import (
     NodeReport,
     ProfileHints,
 )
+from llmctl.backends.batch_scheduler import BatchScheduler, ErrorMessages
 from llmctl.backends.slurm import nodes, words
+from llmctl.durations import clock
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 from llmctl.site.container import ContainerPlan
@@ -44,7 +45,7 @@ SLURM_* would even be passed on in spite of --export. The variables that locate 
 
 _OTHER_CLUSTER = re.compile(r"\s*(-M|--clusters?\b(?!-))")
 
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 """Seconds to wait for an interactive allocation."""
 
 _SIGNAL_LIMIT_S = 65535  # sbatch(1): "--signal": "sig_time must have an integer value between 0 and 65535"
@@ -54,20 +55,13 @@ _UNFINISHED_FIRST = (JobState.RUNNING, JobState.PENDING, JobState.UNKNOWN)
 
 
 @dataclass(frozen=True)
-class SlurmBackend:
+class SlurmBackend(BatchScheduler):
     """Backend for Slurm."""
 
     name: str = "slurm"
     template: str = "slurm.sh.j2"
-    job_keys: frozenset[str] = frozenset(
-        {
-            *("name", "nodes", "gpus_per_node", "time", "group", "resource_type", "queue", "reservation", "priority"),
-            *("after", "container", "mounts", "launcher", "env", "secrets", "code"),
-        }
-    )
+    messages: ErrorMessages = words.MESSAGES
     launchers: tuple[str, ...] = ("torchrun", "srun", "mpirun")
-    capabilities: Capabilities = Capabilities(has_queue=True)
-    tells_ends_apart: bool = True
 
     def profile_hints(self) -> ProfileHints:
         """See llmctl.backends.slurm.setup."""
@@ -107,7 +101,7 @@ class SlurmBackend:
 
     def directives(self, request: JobRequest) -> list[str]:
         """Options for the head of job.sh. ``priority`` becomes --nice, the only priority that users may set."""
-        options = [f"--job-name={request.job_name}", *_allocation(request), "--output=job.log", "--open-mode=append"]
+        options = ["--output=job.log", "--open-mode=append"]
         if request.priority is not None:
             options.append(f"--nice={-request.priority}")
         # After a node failure or a preemption Slurm requeues the job, and a new attempt continues.
@@ -115,7 +109,7 @@ class SlurmBackend:
         if request.after:
             kind = "afterany" if request.after_any else "afterok"
             options += [f"--dependency={kind}:{':'.join(request.after)}", "--kill-on-invalid-dep=yes"]
-        return options + _own_options(request)
+        return [f"--job-name={request.job_name}", *_allocation(request, options)]
 
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         """``sbatch`` in the run directory; the script gets only the variables of _CARRIED from our environment."""
@@ -132,11 +126,11 @@ class SlurmBackend:
 
     def interactive_argv(self, request: JobRequest, script: str, command: Sequence[str]) -> list[str]:
         """``salloc`` with one step on the first node; --overlap lets the user start further steps."""
-        options = [f"--job-name={request.job_name}", *_allocation(request), *_own_options(request)]
+        options = [f"--job-name={request.job_name}", *_allocation(request)]
         step = ["--nodes=1", "--ntasks=1", "--overlap", "--mpi=none", "--cpu-bind=none"]
-        step += _cores(request.cores_granted)
-        announcement = f"llmctl: requesting {_amount(request)}; giving up after {_PATIENCE_S} s if none is free"
-        argv = ["salloc", f"--immediate={_PATIENCE_S}", *options, "srun", *step]
+        step += _cores(request.cores_per_node)
+        announcement = f"llmctl: requesting {_amount(request)}; giving up after {_TIMEOUT_S} s if none is free"
+        argv = ["salloc", f"--immediate={_TIMEOUT_S}", *options, "srun", *step]
         return _on_terminal(argv, request.container, script, command, announcement)
 
     def attach_argv(
@@ -200,33 +194,21 @@ class SlurmBackend:
         """See llmctl.backends.slurm.nodes."""
         return [node for output in outputs for node in nodes.parse_nodes(output)]
 
-    def is_transient(self, exit_status: int, stderr: str) -> bool:
-        """True if the controller or the database did not answer."""
-        return exit_status != 0 and words.is_transient(stderr)
-
-    def was_not_taken(self, exit_status: int, stderr: str) -> bool:
-        """True if nothing was sent, or the controller itself refused."""
-        return exit_status != 0 and words.was_not_taken(stderr)
-
-    def advice(self, stderr: str) -> str:
-        """Advice for the refusals of Slurm and pyxis."""
-        return words.advice(stderr)
-
 
 def _plain(*argv: str) -> list[str]:
     """Slurm command without the variables of _FORGET (see transport.protocol.program_of)."""
     return ["sh", "-c", f'{_FORGET}; exec "$0" "$@"', *argv]
 
 
-def _allocation(request: JobRequest) -> list[str]:
-    """Options for nodes, cores, GPUs, memory, time and account: the same for sbatch and salloc.
+def _allocation(request: JobRequest, further: Sequence[str] = ()) -> list[str]:
+    """Options for nodes, cores, GPUs, memory, time and account, then ``further`` and the profile's own.
 
     GPUs by --gpus-per-node alone: Slurm refuses it together with --gres, and with --gpus-per-task a rank does not see
     the GPUs of its neighbours.
     """
-    resource = request.resource
+    resource, own = request.resource, request.site_options
     options = [f"--nodes={request.nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
-    options += _cores(request.cores_per_task)
+    options += _cores(request.cores_per_node, request.tasks_per_node)
     if request.gpus_per_node:
         kind = f"{resource.gpu_type}:" if resource is not None and resource.gpu_type else ""
         options.append(f"--gpus-per-node={kind}{request.gpus_per_node}")
@@ -236,24 +218,17 @@ def _allocation(request: JobRequest) -> list[str]:
     elif resource is not None and resource.memory_gib is not None:
         options.append(f"--mem={int(resource.memory_gib * 1024)}M")
     if request.time_s is not None:
-        minutes, seconds = divmod(request.time_s, 60)
-        options.append(f"--time={minutes // 60}:{minutes % 60:02d}:{seconds:02d}")
+        options.append(f"--time={clock(request.time_s)}")
     words = (("partition", request.queue), ("account", request.group), ("reservation", request.reservation))
-    return options + [f"--{name}={word}" for name, word in words if word is not None]
+    return [*options, *(f"--{name}={word}" for name, word in words if word is not None), *further, *own]
 
 
-def _own_options(request: JobRequest) -> list[str]:
-    """The profile's own directives, last, so that they override the others."""
-    resource = request.resource
-    return [*request.profile.options, *(resource.options if resource is not None else ())]
-
-
-def _cores(of_task: int | None) -> list[str]:
-    """Option for the cores of a task, for srun too.
+def _cores(of_node: int | None, tasks: int = 1) -> list[str]:
+    """Option for the cores of each task of a node, for srun too.
 
     From 22.05 to 23.02 a step does not inherit it (RELEASE_NOTES of 22.05 and 23.11).
     """
-    return [f"--cpus-per-task={of_task}"] if of_task is not None else []
+    return [f"--cpus-per-task={of_node // tasks}"] if of_node is not None else []
 
 
 def _warning_s(request: JobRequest) -> int:

@@ -7,6 +7,7 @@ whole list of reasons, 26.05), "JOB STATE CODES" of sacct(1), slurm_errno.h of 2
 import itertools
 import re
 
+from llmctl.backends.batch_scheduler import ErrorMessages
 from llmctl.job_state import JobState
 
 STATES = {
@@ -41,9 +42,9 @@ STATE_REASONS = {
     "CONFIGURING": "its nodes are being made ready",
     "REQUEUED": "it was put back into the queue",
     "REQUEUE_FED": "it is being put back into the queue of the federation",
-    "REQUEUE_HOLD": "it was put back into the queue and is held; scontrol release lets it go",
+    "REQUEUE_HOLD": "it was put back into the queue and is held; release it with scontrol release",
     "RESV_DEL_HOLD": "its reservation was deleted and it is held",
-    "SPECIAL_EXIT": "it was put back into the queue by the site's rules and is held; scontrol release lets it go",
+    "SPECIAL_EXIT": "it was put back into the queue by the site's rules and is held; release it with scontrol release",
     "COMPLETING": "its last processes are being ended",
     "STAGE_OUT": "its files are being copied out of the burst buffer",
     "STOPPED": "it was stopped by SIGSTOP and keeps its nodes",
@@ -65,9 +66,9 @@ REASONS = {
     "Dependency": "it waits for another job to end",
     "DependencyNeverSatisfied": "the job that it waits for has not ended as asked, so it will never start; cancel it",
     "BeginTime": "its earliest start time has not come yet",
-    "JobHeldUser": "it is held by its user; scontrol release lets it go",
+    "JobHeldUser": "it is held by its user; release it with scontrol release",
     "JobHeldAdmin": "it is held by the site's staff; ask them",
-    "JobHoldMaxRequeue": "it was put back into the queue too often and is held; scontrol release lets it go",
+    "JobHoldMaxRequeue": "it was put back into the queue too often and is held; release it with scontrol release",
     "JobArrayTaskLimit": "as many tasks of its array run as may run at once",
     "Cleaning": "its last attempt is still being cleaned up",
     "Prolog": "its nodes are being made ready",
@@ -138,6 +139,8 @@ _LIMITS = (
     ("Max", "its account uses as much as it may use"),
 )
 """Words for kinds of limits: Slurm has a reason for every limit of every resource, and REASONS only the common ones."""
+
+_MOST_HOSTS = 65_536
 
 _BLOCKED = "Nodes required for job are DOWN, DRAINED or reserved"
 
@@ -237,6 +240,19 @@ _ADVICE = (
 )
 
 
+def _any_of(*texts: str) -> str:
+    return f"(?i){'|'.join(map(re.escape, texts))}"
+
+
+MESSAGES = ErrorMessages(
+    transient=_any_of(*_TRANSIENT),
+    not_taken=_any_of(*_NOT_TAKEN),
+    perhaps_taken=_any_of(*_PERHAPS_TAKEN),
+    advice=tuple((_any_of(text), words) for text, words in _ADVICE),
+)
+"""Errors of Slurm and pyxis."""
+
+
 def in_words(reason: str, state: str = "") -> str:
     """Reason in words for people. An unknown reason is returned unchanged.
 
@@ -256,30 +272,10 @@ def in_words(reason: str, state: str = "") -> str:
     return "; ".join(dict.fromkeys(part for part in told if part))
 
 
-def is_transient(stderr: str) -> bool:
-    """True if the error message of a failed command is transient."""
-    said = stderr.lower()
-    return any(text in said for text in _TRANSIENT)
-
-
-def was_not_taken(stderr: str) -> bool:
-    """True if sbatch's messages prove that the job was not accepted; one line in doubt outweighs all others."""
-    said = stderr.lower()
-    return any(text in said for text in _NOT_TAKEN) and not any(text in said for text in _PERHAPS_TAKEN)
-
-
-def advice(stderr: str) -> str:
-    """Advice for an error message of Slurm or pyxis; empty without advice."""
-    said = stderr.lower()
-    return next((words for text, words in _ADVICE if text in said), "")
-
-
-def expand_hosts(text: str, limit: int = 65536) -> tuple[str, ...]:
+def expand_hosts(text: str) -> tuple[str, ...]:
     """Hosts of ``rack[1-2]n[01-03,07],login``, in order; empty if the text is not a list of hosts.
 
-    Args:
-        text: list in Slurm's notation.
-        limit: maximum number of hosts; a longer list gives an empty result.
+    A list of more than 65,536 hosts gives an empty result too.
     """
     found: list[str] = []
     if text.count("[") != text.count("]"):
@@ -287,24 +283,24 @@ def expand_hosts(text: str, limit: int = 65536) -> tuple[str, ...]:
     for part in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", text.strip()):
         tokens = re.split(r"\[([^\]]*)\]", part)
         # Every second part was in brackets.
-        choices = [_numbers(token, limit) if index % 2 else [token] for index, token in enumerate(tokens)]
+        choices = [_numbers(token) if index % 2 else [token] for index, token in enumerate(tokens)]
         count = 1
         for choice in choices:
             count *= len(choice)
-        if not count or len(found) + count > limit:
+        if not count or len(found) + count > _MOST_HOSTS:
             return ()
         found += ["".join(words) for words in itertools.product(*choices)]
     return tuple(found)
 
 
-def _numbers(text: str, limit: int) -> list[str]:
+def _numbers(text: str) -> list[str]:
     numbers: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
         if match is None:
             return []
         first, last = int(match[1]), int(match[2] or match[1])
-        if not 0 <= last - first < limit:
+        if not 0 <= last - first < _MOST_HOSTS:
             return []
         # Leading zeros belong to the name: 09 and 10 follow 08.
         numbers += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]

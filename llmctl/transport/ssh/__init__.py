@@ -30,10 +30,10 @@ def connect(
         patience_s: seconds of attempts for the first connection, and for a reconnection. Unset: see RemoteTransport.
     """
     from llmctl.transport.ssh.route import Route
-    from llmctl.transport.ssh.transport import FIRST_PATIENCE_S, RECONNECT_PATIENCE_S, RemoteTransport
+    from llmctl.transport.ssh.transport import FIRST_TIMEOUT_S, RECONNECT_TIMEOUT_S, RemoteTransport
 
     route = Route(host, environment, proxy_jump=proxy_jump, terminal=terminal)
-    first, again = patience_s or (FIRST_PATIENCE_S, RECONNECT_PATIENCE_S)
+    first, again = patience_s or (FIRST_TIMEOUT_S, RECONNECT_TIMEOUT_S)
     return RemoteTransport(route, python=python, first_patience_s=first, reconnect_patience_s=again)
 
 

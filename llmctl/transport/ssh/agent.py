@@ -14,11 +14,7 @@ from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.frames import FrameError, FrameReader, pack
 from llmctl.transport.ssh.program import program
 
-PING_S = 5.0
-"""Interval of the pings in both directions while the client waits for an answer."""
-SILENCE_S = 20.0
-"""Silence after which the connection counts as lost."""
-START_PATIENCE_S = 60.0
+START_TIMEOUT_S = 60.0
 """Starting Python from a busy network file system has taken half a minute."""
 
 _CANDIDATES = (
@@ -48,7 +44,12 @@ class AgentClient:
     Attributes:
         home: the user's home directory on the host.
         python: the interpreter that runs the agent.
+        ping_s: interval of the pings in both directions while the client waits for an answer.
+        silence_s: seconds of silence after which the connection counts as lost.
     """
+
+    ping_s = 5.0
+    silence_s = 20.0
 
     def __init__(self, channel: Channel, host: str, received: bytes) -> None:
         self._channel = channel
@@ -58,7 +59,7 @@ class AgentClient:
         self._number = 0
         self._is_broken = False
         self._lock = threading.Lock()
-        hello = self._receive(START_PATIENCE_S)
+        hello = self._receive(START_TIMEOUT_S)
         self._note_time(hello)
         self.home: str = hello["home"]
         self.python: str = hello["python"]
@@ -77,11 +78,11 @@ class AgentClient:
             # A shell that refuses may have exited before it reads this. Its output is in the error below.
             with suppress(ConnectionLost):
                 channel.write(f"{python or ''}\n{marker}\n{len(payload)}\n".encode() + payload)
-            before, after = wait_for(channel, f"{marker}".encode(), START_PATIENCE_S)
+            before, after = wait_for(channel, f"{marker}".encode(), START_TIMEOUT_S)
             if after is None:
                 raise _start_failure(channel, host, before)
             if not after:
-                after = channel.read(START_PATIENCE_S) or b""
+                after = channel.read(START_TIMEOUT_S) or b""
             if after.startswith(b" "):
                 wanted = f"{python} of login.python" if python else "python3"
                 raise SchedulerError(
@@ -148,11 +149,11 @@ class AgentClient:
         """Next frame. ``patience_s`` None: wait without limit, as long as the other side answers pings."""
         heard = time.monotonic()
         while (frame := self._reader.next()) is None:
-            data = self._channel.read(PING_S)
+            data = self._channel.read(self.ping_s)
             if data:
                 heard = time.monotonic()
                 self._reader.feed(data)
-            elif data is None and time.monotonic() - heard < (patience_s or SILENCE_S):
+            elif data is None and time.monotonic() - heard < (patience_s or self.silence_s):
                 if patience_s is None:
                     self._send({"ping": True})
             else:
@@ -162,7 +163,7 @@ class AgentClient:
     def _lost(self, is_silent: bool) -> ConnectionLost:
         self._is_broken = True
         if is_silent:
-            return ConnectionLost(f"{self._host}: connection lost: no response for {SILENCE_S:.0f} s")
+            return ConnectionLost(f"{self._host}: connection lost: no response for {self.silence_s:.0f} s")
         said = self._channel.stderr_tail().splitlines()
         return ConnectionLost(
             f"{self._host}: connection lost: closed by the other side{': ' if said else ''}{said[-1] if said else ''}"
@@ -177,7 +178,7 @@ def _start_failure(channel: Channel, host: str, printed: bytes) -> SchedulerErro
     said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
     if channel.is_open:
         return SchedulerError(
-            f"{host}: Python did not start within {START_PATIENCE_S:.0f} s; its last output: {said}", transient=True
+            f"{host}: Python did not start within {START_TIMEOUT_S:.0f} s; its last output: {said}", transient=True
         )
     return SchedulerError(
         f"{host}: the login shell does not run commands; its output: {said}\n"

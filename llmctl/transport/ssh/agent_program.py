@@ -50,7 +50,7 @@ class Agent:
             "unpack": file_writes.unpack,
             "read_parts": file_reads.read_parts,
             "list_names": file_reads.list_names,
-            "look_at": file_writes.look_at,
+            "stat_paths": file_writes.stat_paths,
             "write_files": file_writes.write_files,
             "make_folder": file_writes.make_folder,
             "remove": file_writes.remove,

@@ -14,7 +14,7 @@ from llmctl.transport.ssh.failures import ConnectionLost
 if TYPE_CHECKING:
     import paramiko
 
-SEND_PATIENCE_S = 25.0
+SEND_TIMEOUT_S = 25.0
 """Seconds without any sent data accepted after which the connection counts as lost."""
 
 
@@ -103,7 +103,7 @@ class ProcessChannel:
         rest = memoryview(data)
         try:
             while rest:
-                if not select.select([], [self._input], [], SEND_PATIENCE_S)[1]:
+                if not select.select([], [self._input], [], SEND_TIMEOUT_S)[1]:
                     raise ConnectionLost(f"{self._host}: connection lost: the host accepts no more data")
                 rest = rest[os.write(self._input, rest) :]
         except (OSError, ValueError) as error:

@@ -14,10 +14,11 @@ from llmctl.transport.commands import run_command
 
 _MARK = b"llmctl-environment-follows\n"
 _DUMP = 'exec /bin/sh -c "echo llmctl-environment-follows; exec cat /proc/self/environ"'
+_TIMEOUT_S = 20.0
 _PASSING = frozenset({"_", "PWD", "OLDPWD", "SHLVL"})
 
 
-def login_environment(plain: Mapping[str, str], timeout_s: float = 20.0) -> dict[str, str]:
+def login_environment(plain: Mapping[str, str]) -> dict[str, str]:
     """Variables of the user's login shell; ``plain`` if the shell fails.
 
     An ``argv[0]`` that begins with a dash makes any shell a login shell (bash(1), zsh(1), tcsh(1), fish(1)).
@@ -27,7 +28,7 @@ def login_environment(plain: Mapping[str, str], timeout_s: float = 20.0) -> dict
         done = run_command(
             ["-" + os.path.basename(shell), "-c", _DUMP],  # noqa: PTH119
             env=plain,
-            timeout_s=timeout_s,
+            timeout_s=_TIMEOUT_S,
             cwd="/",
             executable=shell,
         )

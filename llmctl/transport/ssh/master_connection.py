@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import paramiko
 
 _CHECK_S = 10.0
-_SFTP_PATIENCE_S = 60.0
+_SFTP_TIMEOUT_S = 60.0
 # Our client must not repeat what the user's configuration does for each new connection, such as forwarding ports.
 _OPTIONS = (
     "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none",
@@ -39,7 +39,7 @@ class _PipeSocket:
 
     def recv(self, size: int) -> bytes:
         # Never more than ``size`` bytes: the client reads lengths and contents one after the other.
-        data = self._channel.read(_SFTP_PATIENCE_S, size)
+        data = self._channel.read(_SFTP_TIMEOUT_S, size)
         if data is None:
             raise EOFError
         return data

@@ -12,7 +12,7 @@ import paramiko
 
 from llmctl.errors import SchedulerError
 from llmctl.transport.ssh.authentication import Credentials, Login
-from llmctl.transport.ssh.connection import SEND_PATIENCE_S
+from llmctl.transport.ssh.connection import SEND_TIMEOUT_S
 from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.host_keys import check_host_key, known_keys, preferred_algorithms
 from llmctl.transport.ssh.sockets import CONNECT_TIMEOUT_S, CommandSocket, connect_tcp
@@ -44,7 +44,7 @@ class ParamikoChannel:
         Raises:
             ConnectionLost: the host no longer accepts data.
         """
-        self._channel.settimeout(SEND_PATIENCE_S)
+        self._channel.settimeout(SEND_TIMEOUT_S)
         try:
             self._channel.sendall(data)
         except OSError as error:

@@ -23,13 +23,13 @@ from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.program import session_command
 from llmctl.transport.ssh.route import Route
 
-FIRST_PATIENCE_S = 10.0
+FIRST_TIMEOUT_S = 10.0
 """Seconds of attempts for the first connection, as long as its error is transient."""
-RECONNECT_PATIENCE_S = 120.0
+RECONNECT_TIMEOUT_S = 120.0
 """Seconds of attempts for a reconnection after a loss."""
 _READ_AT_ONCE = 1 << 26
 _CHUNK = 1 << 22
-_CLOSE_PATIENCE_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0
 _DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 
@@ -51,8 +51,8 @@ class RemoteTransport:
         *,
         python: str | None = None,
         warning: Callable[[str], None] | None = None,
-        first_patience_s: float = FIRST_PATIENCE_S,
-        reconnect_patience_s: float = RECONNECT_PATIENCE_S,
+        first_patience_s: float = FIRST_TIMEOUT_S,
+        reconnect_patience_s: float = RECONNECT_TIMEOUT_S,
     ) -> None:
         """Store the route; the first call connects.
 
@@ -60,8 +60,8 @@ class RemoteTransport:
             route: route to the host.
             python: Python 3.7 or later on the host. Unset: the first found on the host.
             warning: called with each warning. Unset: prints a line on standard error.
-            first_patience_s: see FIRST_PATIENCE_S.
-            reconnect_patience_s: see RECONNECT_PATIENCE_S.
+            first_patience_s: see FIRST_TIMEOUT_S.
+            reconnect_patience_s: see RECONNECT_TIMEOUT_S.
         """
         self.host = route.host
         self._route = route
@@ -141,9 +141,9 @@ class RemoteTransport:
         names: list[list[str]] = self._look("list_names", list(directories))
         return names
 
-    def look_at(self, paths: Sequence[str]) -> list[PathFacts]:
+    def stat_paths(self, paths: Sequence[str]) -> list[PathFacts]:
         """See file_writes."""
-        facts: list[PathFacts] = self._look("look_at", list(paths))
+        facts: list[PathFacts] = self._look("stat_paths", list(paths))
         return facts
 
     def write_files(self, files: Sequence[FileWrite]) -> None:
@@ -208,7 +208,7 @@ class RemoteTransport:
         """End the agent and the connection; the next call connects again."""
         self._route.give_up_asking()
         # Another thread may be waiting for a password. Then there is no connection to close yet.
-        if not self._guard.acquire(timeout=_CLOSE_PATIENCE_S):
+        if not self._guard.acquire(timeout=_CLOSE_TIMEOUT_S):
             return
         try:
             agent, connection = self._agent, self._connection
@@ -312,7 +312,7 @@ class RemoteTransport:
             return False
         finally:
             client.close()
-        (facts,) = self.look_at([place])
+        (facts,) = self.stat_paths([place])
         return facts.kind == "file" and self.read_parts([FileRead(place, 0, 0)])[0] == FilePart(b"", 0, archive.tell())
 
     def _send_by_agent(self, place: str, archive: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Work on text: on this machine, or as a job on a cluster's nodes."""
+"""Work of the trainer's other commands: on this machine, or as a job on a cluster's nodes."""
 
 import sys
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from llmctl.context import Context, is_remote
 from llmctl.errors import UsageError
 from llmctl.operate.trainer_command import run_trainer_command
 from llmctl.submit.plan import Plan, Request, plan_submission
-from llmctl.submit.render import job_python
+from llmctl.submit.request import job_python
 from llmctl.submit.resolve import Flag
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
 
 # Jobs without GPUs set glibc's malloc for training. An encoding process with these settings would never free memory.
-_PROGRAM = 'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" -m trainer data {} "$@"'
+_PROGRAM = 'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" -m trainer {} "$@"'
 _RESTART = "--restart"
 # A requeued or resumed job continues the work of its first attempt, so only the first attempt restarts.
 _AT_FIRST = f'if [[ $LLMCTL_ATTEMPT == 1 ]]; then set -- {_RESTART} "$@"; fi\n'
@@ -25,31 +25,33 @@ _NODES = ' --nodes "$NNODES" --node "$NODE_RANK" --attempt "$LLMCTL_RUN_ID.$LLMC
 
 
 @dataclass(frozen=True)
-class DataWork:
-    """A command of ``python -m trainer data`` that reads text on CPUs.
+class TrainerWork:
+    """A command of ``python -m trainer``.
 
     Attributes:
-        command: name of the command; also the default name of its job.
-        words: the command's flags; with a leading --check, the command only checks its input files.
+        command: words of the command; the last one is also the default name of its job.
+        words: the command's flags; with a leading --check, the command only checks its input.
         paths: paths in ``words``.
         by_nodes: True if several nodes can share the work.
+        on_cpu: True if the work has no use for GPUs.
     """
 
-    command: str
+    command: tuple[str, ...]
     words: tuple[str, ...]
     paths: tuple[str, ...]
     by_nodes: bool = False
+    on_cpu: bool = False
 
     def job_command(self, python: str) -> tuple[str, ...]:
         """The command that a job runs on each node, with the job's Python."""
-        program = _PROGRAM.format(self.command + _NODES if self.by_nodes else self.command)
+        program = _PROGRAM.format(" ".join(self.command) + _NODES * self.by_nodes)
         if _RESTART in self.words:
             program = _AT_FIRST + program
         return "bash", "-c", program, python, *(word for word in self.words if word != _RESTART)
 
 
-def plan_data_work(
-    context: Context, cluster: tuple[str, str], work: DataWork, flags: Sequence[Flag], *, dry_run: bool
+def plan_trainer_work(
+    context: Context, cluster: str | None, work: TrainerWork, flags: Sequence[Flag], *, dry_run: bool
 ) -> Plan | int:
     """Plan the job for ``work``, or do the work at once; returns the plan or the exit code.
 
@@ -58,7 +60,7 @@ def plan_data_work(
 
     Args:
         context: this call of llmctl.
-        cluster: the cluster's name, and the source of the name.
+        cluster: as typed; None without --cluster.
         work: the work.
         flags: flags of the job.
         dry_run: run nothing, and read nothing on another machine.
@@ -66,15 +68,15 @@ def plan_data_work(
     Raises:
         LlmctlError: the job cannot be submitted, or the trainer cannot be started.
     """
-    profile = context.profile(*cluster)
+    profile = context.profile(*context.cluster(cluster))
     given = {flag.key: flag.value for flag in flags}
     nodes = int(given.get("job.nodes", 1))
     if capabilities_of(profile.scheduler).starts_in_place and nodes == 1 and not dry_run:
-        return run_trainer_command(context, profile, ["data", work.command, *work.words])
+        return run_trainer_command(context, profile, [*work.command, *work.words])
     _check(profile, nodes, work)
     in_container = "job.container" in given or profile.environment.kind == "container"
     if not dry_run and not in_container:
-        code = run_trainer_command(context, profile, ["data", work.command, "--check", *work.words])
+        code = run_trainer_command(context, profile, [*work.command, "--check", *work.words])
         if code:
             return code
     own = "python3" if is_remote(profile) else sys.executable
@@ -82,14 +84,14 @@ def plan_data_work(
     request = Request(
         config=None,
         cluster=cluster,
-        flags=tuple(_with_defaults(flags, profile, nodes, work.command)),
+        flags=tuple(_with_defaults(flags, profile, nodes, work)),
         command=work.job_command(python),
         dry_run=dry_run,
     )
     return plan_submission(context, request)
 
 
-def _check(profile: "ClusterProfile", nodes: int, work: DataWork) -> None:
+def _check(profile: "ClusterProfile", nodes: int, work: TrainerWork) -> None:
     relative = next((path for path in work.paths if not path.startswith(("/", "~/"))), None)
     if is_remote(profile) and relative is not None:
         raise UsageError(f"{relative}: paths on the machines of {profile.name} must begin with / or ~/")
@@ -102,11 +104,11 @@ def _check(profile: "ClusterProfile", nodes: int, work: DataWork) -> None:
         raise UsageError("--restart: several nodes would discard each other's work; remove PREFIX.preparing instead")
 
 
-def _with_defaults(flags: Sequence[Flag], profile: "ClusterProfile", nodes: int, name: str) -> list[Flag]:
+def _with_defaults(flags: Sequence[Flag], profile: "ClusterProfile", nodes: int, work: TrainerWork) -> list[Flag]:
     keys = {flag.key for flag in flags}
-    more = [] if "job.name" in keys else [Flag("--name", "job.name", name)]
+    more = [] if "job.name" in keys else [Flag("--name", "job.name", work.command[-1])]
     kinds = profile.resource_types.items()
     on_cpu = [name for name, kind in kinds if not kind.gpus and (kind.max_nodes or nodes) >= nodes]
-    if on_cpu and not keys & {"job.resource_type", "job.queue"}:
+    if work.on_cpu and on_cpu and not keys & {"job.resource_type", "job.queue"}:
         more.append(Flag("--resource-type", "job.resource_type", on_cpu[0]))
     return [*flags, *more]

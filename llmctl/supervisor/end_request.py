@@ -5,13 +5,14 @@ Launchers react differently to a signal.
 
 import signal
 import subprocess
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import List
 
 from . import processes
 
 
-class Teller:
+class EndRequest(ABC):
     """Interface: ask a started command to end, repeatedly if necessary."""
 
     @property
@@ -19,20 +20,20 @@ class Teller:
         """True if another request does more than the first."""
         return False
 
-    def tell(self, pid: int) -> None:
+    @abstractmethod
+    def send(self, pid: int) -> None:
         """Ask the command with this process id, which leads its process group, to end."""
-        raise NotImplementedError
 
 
-class BySignal(Teller):
+class EndBySignal(EndRequest):
     """SIGTERM to the process group, each time."""
 
-    def tell(self, pid: int) -> None:
-        """See Teller."""
+    def send(self, pid: int) -> None:
+        """See EndRequest."""
         processes.signal_group(pid, signal.SIGTERM)
 
 
-class ByFile(Teller):
+class EndByFile(EndRequest):
     """Files that the supervisor on each node polls.
 
     END_FILE asks the command of a node to end, END_FILE.now kills the command.
@@ -47,18 +48,18 @@ class ByFile(Teller):
 
     @property
     def can_do_more(self) -> bool:
-        """See Teller."""
+        """See EndRequest."""
         return bool(self._files)
 
-    def tell(self, pid: int) -> None:
-        """See Teller."""
+    def send(self, pid: int) -> None:
+        """See EndRequest."""
         del pid
         if self._files:
             with suppress(OSError), open(self._files.pop(0), "a"):
                 pass
 
 
-class ByStep(Teller):
+class EndByStep(EndRequest):
     """scancel to the run's own step of a Slurm job, and finally SIGTERM to srun.
 
     srun kills its step when srun receives SIGTERM.
@@ -73,8 +74,8 @@ class ByStep(Teller):
         self._step_name = step_name
         self._is_asked = False
 
-    def tell(self, pid: int) -> None:
-        """See Teller."""
+    def send(self, pid: int) -> None:
+        """See EndRequest."""
         if self._is_asked or not self._ask_step():
             processes.signal_group(pid, signal.SIGTERM)
         self._is_asked = True

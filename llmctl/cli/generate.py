@@ -1,0 +1,58 @@
+"""``llmctl generate``: text from a trained model, on this machine or as a job.
+
+The trainer does the work. Its flags are declared in trainer.config.generate_flags and passed on unchanged, except that
+a run becomes the folder of its checkpoints.
+"""
+
+from typing import Annotated
+
+import typer
+
+from llmctl.cli.trainer_job import (
+    Cluster,
+    Container,
+    DryRun,
+    Follow,
+    Group,
+    Mounts,
+    Queue,
+    Time,
+    TrainerCommand,
+    start_with_model,
+    value,
+)
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class GenerateCommand(TrainerCommand):
+    """Its help begins with the trainer's flags."""
+
+    def trainer_help(self) -> str:
+        """See TrainerCommand."""
+        from trainer.config.generate_flags import parser_of
+
+        return parser_of().format_help()
+
+
+@app.command(cls=GenerateCommand, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def generate(
+    ctx: typer.Context,
+    cluster: Cluster = None,
+    time: Time = None,
+    name: Annotated[str | None, value("N", "Name of the run. Default: generate.")] = None,
+    group: Group = None,
+    resource_type: Annotated[str | None, value("T", "Kind of node.")] = None,
+    queue: Queue = None,
+    container: Container = None,
+    mounts: Mounts = None,
+    dry_run: DryRun = False,
+    follow: Follow = False,
+) -> int:
+    """Continue prompts with a run, a checkpoint or a Hugging Face folder. On a cluster, submits a job."""
+    given = locals()
+    from trainer.config.generate_flags import VALUED, parse
+
+    options = parse(ctx.args)
+    files = [str(path) for path in (options.prompt_file, options.tokenizer) if path is not None]
+    return start_with_model(ctx.obj, "generate", ctx.args, options.source, files, VALUED, given)

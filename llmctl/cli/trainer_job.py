@@ -1,0 +1,111 @@
+"""Flags of the job of a trainer's command, and its start."""
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+from llmctl.cli.completion import complete_cluster
+from llmctl.context import Context
+
+if TYPE_CHECKING:
+    from llmctl.operate.trainer_jobs import TrainerWork
+
+JOB_FLAGS = {
+    "nodes": "--nodes",
+    "time": "--time",
+    "name": "--name",
+    "group": "--group",
+    "resource_type": "--resource-type",
+    "queue": "--queue",
+    "container": "--container",
+    "mounts": "--mount",
+}
+"""Job key, also the name of a command's parameter -> flag."""
+
+
+def value(metavar: str, description: str, **more: Any) -> Any:
+    """Build an option with a value."""
+    return typer.Option(metavar=metavar, help=description, **more)
+
+
+def switch(flag: str, description: str) -> Any:
+    """Build an option without a value."""
+    return typer.Option(flag, help=description)
+
+
+Cluster = Annotated[str | None, value("NAME", "Cluster. Default: as for submit.", autocompletion=complete_cluster)]
+Time = Annotated[str | None, value("H:M:S", "Time limit.")]
+Group = Annotated[str | None, value("G", "Group, project or account to bill.")]
+ResourceType = Annotated[str | None, value("T", "Kind of node. Default: the first kind without GPUs, if there is one.")]
+Queue = Annotated[str | None, value("Q", "Queue or partition.")]
+Container = Annotated[str | None, value("IMAGE", "Container image.")]
+Mounts = Annotated[
+    list[str] | None, typer.Option("--mount", metavar="SRC:DST", help="Folder to mount in the container. Repeatable.")
+]
+DryRun = Annotated[bool, switch("--dry-run", "Print script and submit command; submit nothing.")]
+Follow = Annotated[bool, switch("--follow", "Follow the run until it ends.")]
+AsJson = Annotated[bool, switch("--json", "Print one JSON document of the job.")]
+
+
+def start(context: Context, work: "TrainerWork", given: Mapping[str, Any]) -> int:
+    """Do ``work`` here, or submit its job with the given parameters; returns the exit code."""
+    from llmctl.cli.submit import submit_plan
+    from llmctl.operate.trainer_jobs import plan_trainer_work
+    from llmctl.submit.resolve import Flag
+
+    flags = [
+        Flag(flag, f"job.{key}", given[key], adds=key == "mounts") for key, flag in JOB_FLAGS.items() if given.get(key)
+    ]
+    plan = plan_trainer_work(context, given["cluster"], work, flags, dry_run=given["dry_run"])
+    if isinstance(plan, int):
+        return plan
+    return submit_plan(plan, context, dry_run=given["dry_run"], as_json=given["as_json"], follow=given["follow"])
+
+
+class TrainerCommand(typer.core.TyperCommand):
+    """Parses the flags of its job and passes all other flags to the trainer."""
+
+    @abstractmethod
+    def trainer_help(self) -> str:
+        """Help on the trainer's flags."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the trainer's help, then the job's flags."""
+        formatter.write(self.trainer_help())
+        self.format_options(ctx, formatter)
+
+
+def start_with_model(
+    context: Context,
+    command: str,
+    words: Sequence[str],
+    source: str,
+    files: Sequence[str],
+    valued: Collection[str],
+    given: dict[str, Any],
+) -> int:
+    """Start a trainer's command on a trained model: a run becomes the folder of its checkpoints.
+
+    Args:
+        context: of this call.
+        command: of the trainer.
+        words: its arguments.
+        source: the one of them that names the model.
+        files: further files that it reads.
+        valued: its flags that take a value.
+        given: values of the job's flags, by the names of the parameters.
+    """
+    from llmctl.operate.trained_model import find_trained_model, with_source
+    from llmctl.operate.trainer_jobs import TrainerWork
+
+    found = find_trained_model(context, source, given["cluster"])
+    # --json is the trainer's: it is about the result.
+    given = {**given, "as_json": False}
+    if found is not None:
+        given["cluster"] = found.cluster
+        words = with_source(list(words), source, found.folder, valued)
+    model = source if found is None else str(found.folder)
+    return start(context, TrainerWork((command,), tuple(words), (model, *files)), given)

@@ -1,0 +1,44 @@
+"""Folders that a job's container must mount."""
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from llmctl.site.container import on_host
+from llmctl.site.job import JobSpec
+from llmctl.site.profile import ClusterProfile
+from llmctl.submit.config_checks import data_prefixes, read_paths, written_paths
+from llmctl.submit.request import CACHE_FOLDER, RunLayout
+from trainer.config.train_config import TrainConfig
+
+
+def own_mounts(
+    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, layout: RunLayout
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All folders that the job uses and no mount of profile or user shows; and the written folders among them.
+
+    Args:
+        spec: the user's job.
+        profile: of the cluster.
+        config: of a training run; None for a COMMAND.
+        layout: of the submission.
+    """
+    run_dir, shown = layout.run_dir, (*profile.container.mounts, *spec.mounts)
+    written, read = _used_by(config) if config is not None else ([], [])
+    written = [*_unshown(written, shown), f"{run_dir.parent}/{CACHE_FOLDER}"]
+    places = [layout.working_dir] if spec.command and layout.working_dir != run_dir else []
+    places += [layout.secrets_file.parent] if layout.secrets_file is not None else []
+    needed = (str(run_dir), f"{run_dir.parent}/.code", *written, *_unshown(read, shown), *map(str, places))
+    return tuple(dict.fromkeys(needed)), tuple(written)
+
+
+def _used_by(config: TrainConfig) -> tuple[list[str], list[str]]:
+    """Folders that a training run writes, and folders that it reads."""
+    files = [*data_prefixes(config), *read_paths(config)]
+    # checkpoint.load is a folder itself.
+    read = [path if key == "checkpoint.load" else str(PurePosixPath(path).parent) for key, path in files]
+    return [path for _, path in written_paths(config)], read
+
+
+def _unshown(paths: Iterable[str], mounts: tuple[str, ...]) -> list[str]:
+    """Paths that no mount covers yet."""
+    return [path for path in paths if on_host(path, mounts) is None]
