@@ -9,9 +9,12 @@ from typing import Any
 
 import typer.main
 
+from llmctl.cli.checkpoint import CheckpointCommand
 from llmctl.cli.data import DataCommand
+from llmctl.cli.evaluate import EvaluateCommand
+from llmctl.cli.generate import GenerateCommand
 from llmctl.cli.main import COMMANDS, app, load_command
-from trainer.config.data_flags import parser_of
+from trainer.config import checkpoint_flags, data_flags, evaluate_flags, generate_flags
 
 
 def surface() -> str:
@@ -31,7 +34,13 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 def _parameters(command: Any) -> Iterator[str]:
     if isinstance(command, DataCommand):
-        yield from _flags_of_the_trainer(str(command.name))
+        yield from _flags_of_the_trainer(data_flags.parser_of(str(command.name)))
+    if isinstance(command, CheckpointCommand):
+        yield from _flags_of_the_trainer(checkpoint_flags.parser_of(str(command.name)))
+    if isinstance(command, GenerateCommand):
+        yield from _flags_of_the_trainer(generate_flags.parser_of())
+    if isinstance(command, EvaluateCommand):
+        yield from _flags_of_the_trainer(evaluate_flags.parser_of())
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             yield f"    {parameter.metavar or parameter.name}"
@@ -41,14 +50,17 @@ def _parameters(command: Any) -> Iterator[str]:
         yield f"    {names}{value}{' ...' if parameter.multiple else ''}"
 
 
-def _flags_of_the_trainer(command: str) -> Iterator[str]:
-    for action in parser_of(command)._actions:
+def _flags_of_the_trainer(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
         if action.help == argparse.SUPPRESS:
             continue
         names = " ".join(sorted(action.option_strings, key=lambda name: (len(name), name)))
-        said = "|".join(action.choices) if action.choices else action.metavar
-        value = said[0] if isinstance(said, tuple) else said or ("VALUE" if action.nargs != 0 else "")
-        is_repeatable = isinstance(action, argparse._ExtendAction) or not names
+        choices = "|".join(action.choices) if action.choices else action.metavar
+        value = choices[0] if isinstance(choices, tuple) else choices or ("VALUE" if action.nargs != 0 else "")
+        is_repeatable = isinstance(action, argparse._ExtendAction | argparse._AppendAction) or action.nargs in (
+            "*",
+            "+",
+        )
         yield "    " + " ".join(part for part in (names, value, "..." if is_repeatable else "") if part)
 
 

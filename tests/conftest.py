@@ -1,4 +1,4 @@
-"""Fixtures of all tests: an empty home, a check for leftover processes, and reported skips of GPU tests."""
+"""Fixtures of all tests: an empty home, no leftover processes, and reported skips."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.rank_server import stop_rank_server
 
-# No test asserts a time: other processes may hold the machine.
+# No test asserts a time: other processes may slow the machine down.
 settings.register_profile("llmctl", deadline=None)
 settings.load_profile("llmctl")
 SESSION_MARK = "LLMCTL_PYTEST_SESSION"
@@ -52,10 +52,10 @@ LONGEST = (
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Point HOME and the XDG folders at an empty folder, and remove the LLMCTL_* settings of the user.
+    """Set HOME and the XDG folders to an empty folder, and unset the user's LLMCTL_* variables.
 
-    Package caches stay where they are, so that the test of the wheel need not download everything again; so does the
-    cache of kernels, which take a minute to build.
+    Package caches keep their place, so that the test of the wheel need not download everything again. So does the
+    cache of kernels, whose build takes a minute.
     """
     before = dict(os.environ)
     home = tmp_path_factory.mktemp("home")
@@ -106,7 +106,7 @@ def _processes_of(mark: str, patience_s: float = 10.0) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--require-real``: root can bring up the real schedulers, so that none of their tests may be skipped."""
+    """``--require-real``: root can start the real schedulers, so none of their tests may be skipped."""
     parser.addoption(
         "--require-real", action="store_true", help="as root, fail when a test of a real scheduler was skipped"
     )
@@ -115,7 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail with --require-real if a tier was skipped: a skip must not look like a pass."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    # A worker of pytest-xdist has none: whoever started it looks at the results of all.
+    # A worker of pytest-xdist has no reporter: the main process checks the results of all workers.
     if reporter is None or not session.config.getoption("--require-real") or os.geteuid() != 0:
         return
     skipped = [report.nodeid for report in reporter.stats.get("skipped", []) if "real" in report.keywords]
@@ -126,7 +126,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, so that no long file runs alone at the end; skip GPU tests."""
+    """Run the longest files first, so that workers end together; skip GPU tests."""
     items.sort(key=lambda item: _turn(item.path))
     _skip_without_gpu(items)
 
@@ -147,7 +147,7 @@ def _skip_without_gpu(items: list[pytest.Item]) -> None:
 
 
 def lack_of_gpu() -> str | None:
-    """Reason to skip GPU tests; None with a GPU, even if torch cannot use the GPU: that is a failure."""
+    """Reason to skip GPU tests; None with a GPU, even if torch cannot use it."""
     import torch
 
     if torch.version.cuda is None:

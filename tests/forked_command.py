@@ -33,6 +33,6 @@ def _be_trainer(words: tuple[str, ...], cwd: Path, environment: dict[str, str], 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    # Where the server's were.
+    # The server has cached its own folder for temporary files.
     tempfile.tempdir = None
     sys.exit(main(words))

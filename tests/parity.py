@@ -2,10 +2,10 @@
 
 Every mesh of tests.trainer.parity.covering_array and its wider ones, and every model (on 8 ranks three of them), with
 every schedule, way of recomputing and ZeRO stage that the config allows: thousands of cases. Prints one line per case
-with the worst deviations, and exits with 1 if any is too large. Each FILTER keeps the lines that contain it, such as
-``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on. --levels runs all of it at each
+with the worst deviations, and exits with 1 if one is too large. Each FILTER keeps the lines that contain its text,
+such as ``mixtral`` or ``tp=2``; --shard 2/5 runs every fifth case from the second on. --levels runs all cases at each
 instruction level of tests.trainer.parity.instruction_levels that the processor has, on torch's operations and on
-native kernels.
+native kernels. --families takes the tiny models of all families of decoders.
 """
 
 from __future__ import annotations
@@ -16,66 +16,73 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from tests.trainer.parity import covering_array
 from tests.trainer.parity.covering_array import (
     FACTORS,
+    MODELS_IN_FULL,
     SIXTEEN_BIT,
     WIDER_MESHES,
     case_of,
     few,
-    is_allowed,
     is_meaningful,
+    is_valid,
     mesh_name,
 )
 from tests.trainer.parity.deviation import Deviation, Reference, excesses
 from tests.trainer.parity.instruction_levels import run_at_every_level
 from tests.trainer.parity.layout_parity import compare, problems
 from tests.trainer.parity.native_kernels import on_native_kernels
-from tests.trainer.parity.parity_case import Case
+from tests.trainer.parity.parity_case import FAMILY_MODELS, Case
 from tests.trainer.spawn import RankError, Ranks
 from trainer.ops.build.build_settings import BuildSettings, LineReport
 from trainer.ops.dispatch import library
 
-# One more than in the array: a tied table, biases and dropout.
-MODELS_ON_8_RANKS = (*covering_array.MODELS_ON_8_RANKS, "gpt2-hidden-dropout")
+# Besides those of the array: a tied table, biases and dropout.
+MODELS_ON_8_RANKS = (*MODELS_IN_FULL, "gpt2")
 _MESHES = (*FACTORS["mesh"], *map(mesh_name, WIDER_MESHES))
-# What every mesh is combined with in full; the rest is drawn.
+# Every mesh is combined with all of these; the other factors are drawn.
 _IN_FULL = ("model", "schedule", "recompute", "zero")
 _PLAIN = {name: values[0] for name, values in FACTORS.items()}
-# The config takes these whatever else it takes: it is asked once for all of their values, which saves minutes.
-_ALWAYS_TAKEN = {name: _PLAIN[name] for name in ("documents", "overlap", "micro_batches")}
+# The config accepts these in every combination, so one check covers all of their values, which saves minutes.
+_ALWAYS_TAKEN = {name: _PLAIN[name] for name in ("documents", "overlap", "micro_batches", "steps")}
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def rows(models: Sequence[str] = FACTORS["model"]) -> Iterator[dict[str, Any]]:
     """Every allowed combination of mesh, model, schedule, recompute and ZeRO stage, with one choice of the rest.
 
-    The choice is one of all that are allowed, drawn by the combination's number: the same in every run, and following
-    no rule by which one factor would meet the same value of another each time.
+    The number of the combination seeds the draw among the allowed choices: the draw is the same in every run, and the
+    factors are not correlated.
     """
     others = {name: values for name, values in FACTORS.items() if name not in ("mesh", *_IN_FULL)}
     selections = [dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())]
-    combinations = list(itertools.product(*(FACTORS[name] for name in _IN_FULL)))
+    factors = {**FACTORS, "model": models}
+    combinations = list(itertools.product(*(factors[name] for name in _IN_FULL)))
     for place, mesh in enumerate(_MESHES):
         meaningful = [selection for selection in selections if is_meaningful({**_PLAIN, "mesh": mesh, **selection})]
         for number, values in enumerate(combinations, place * len(combinations)):
             chosen = {"mesh": mesh, **dict(zip(_IN_FULL, values, strict=True))}
-            # The first allowed one in random order is as good as any of all that are, and sooner found.
+            if not (is_meaningful({**_PLAIN, **chosen}) and _is_affordable({**_PLAIN, **chosen})):
+                continue
+            # The first allowed choice in random order: as random as a draw among all allowed choices, and found sooner.
             for selection in random.Random(number).sample(meaningful, len(meaningful)):
                 row = {name: {**chosen, **selection}[name] for name in FACTORS}
-                if is_allowed({**row, **_ALWAYS_TAKEN}, MODELS_ON_8_RANKS):
+                if is_valid({**row, **_ALWAYS_TAKEN}):
                     yield row
                     break
 
 
-def matrix() -> Iterator[Case]:
+def _is_affordable(row: Mapping[str, Any]) -> bool:
+    return case_of(row).world_size < 8 or row["model"] in MODELS_ON_8_RANKS
+
+
+def matrix(models: Sequence[str] = FACTORS["model"]) -> Iterator[Case]:
     """The cases of the matrix in full."""
-    return map(case_of, rows())
+    return map(case_of, rows(models))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -111,7 +118,7 @@ class _Tally:
 
     def __str__(self) -> str:
         worst = "worst of its limit: " + ", ".join(f"{what} {excess:.3f}" for what, excess in self._worst.items())
-        return f"{worst}\n" + ("\n".join(self.failures) or "every layout computes what one process computes")
+        return f"{worst}\n" + ("\n".join(self.failures) or "every layout gives the results of one process")
 
 
 def _run(cases: list[Case], kernels: str | None) -> _Tally:
@@ -122,12 +129,12 @@ def _run(cases: list[Case], kernels: str | None) -> _Tally:
         own = library.load_on_demand(BuildSettings.from_variables(os.environ), LineReport()).path
     serials: dict[Case, Reference] = {}
     with Ranks(max(case.world_size for case in cases)) as ranks:
-        # Cases with the same serial run stand together, and only one such run is kept.
+        # Cases with the same serial run are adjacent, and only one such run is kept.
         for case in sorted(cases, key=lambda case: str(case.serial)):
             if case.serial not in serials:
                 serials.clear()
             tally.add(case, partial(compare, ranks, serials, case), native_kernels=False)
-            # 16-bit operations that round otherwise send tokens to other experts.
+            # 16-bit operations with another rounding send tokens to other experts.
             if own is not None and case.precision == "fp32":
                 mutation = partial(on_native_kernels, own, kernels)
                 tally.add(case, partial(compare, ranks, serials, case, mutation), native_kernels=True)
@@ -139,7 +146,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filters", nargs="*", metavar="FILTER")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N")
-    parser.add_argument("--few", action="store_true", help="few cases of at most 4 ranks, in which every choice occurs")
+    parser.add_argument(
+        "--few", action="store_true", help="a few cases of at most 4 ranks, in which every choice occurs"
+    )
+    parser.add_argument("--families", action="store_true", help="the families of decoders instead of the models")
     parser.add_argument("--levels", action="store_true", help="at every instruction level that this processor has")
     parser.add_argument("--kernels", choices=library.LEVELS, help="too: on native kernels of this instruction set")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all ranks on one GPU, by gloo")
@@ -150,7 +160,8 @@ def main(arguments: list[str]) -> int:
     if flags.levels:
         return run_at_every_level([argument for argument in arguments if argument != "--levels"])
     first, count = flags.shard
-    chosen = (*map(case_of, few()), *SIXTEEN_BIT) if flags.few else matrix()
+    models = tuple(FAMILY_MODELS) if flags.families else FACTORS["model"]
+    chosen = (*map(case_of, few()), *SIXTEEN_BIT) if flags.few else matrix(models)
     cases = [
         case.but(device=flags.device) for case in chosen if all(requested in f"{case} " for requested in flags.filters)
     ][first - 1 :: count]

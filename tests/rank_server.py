@@ -10,8 +10,8 @@ import os
 from multiprocessing.context import ForkServerContext
 from unittest import mock
 
-# glibc gives large tensors back to the kernel at every step and faults them in again; so set, it keeps them. Read by
-# every process when it starts.
+# Without these settings, glibc returns large tensors to the kernel at every step and faults them in again. Each process
+# reads them when it starts.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",

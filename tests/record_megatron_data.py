@@ -30,18 +30,18 @@ RECORDED = Path(__file__).parent / "recorded" / "megatron_data"
 CORPUS = RECORDED / "corpus.jsonl"
 PIECES = RECORDED / "sentencepiece.model"
 KEYS = ("text", "sentences")
-"""A document under the first is a text, under the second a list of sentences."""
+"""A document is a text under the first key, and a list of sentences under the second."""
 END_OF_TEXT = "<|endoftext|>"
 
 
 def preprocess(megatron: Path, prefix: Path, *tokenizer: str) -> None:
-    """Megatron-LM's own preprocess_data.py, in the folder of ``prefix``."""
+    """Run Megatron-LM's preprocess_data.py in the folder of ``prefix``."""
     command = [sys.executable, str(megatron / "tools/preprocess_data.py"), "--input", str(CORPUS), "--workers", "1"]
     command += ["--json-keys", *KEYS, "--output-prefix", str(prefix), "--append-eod", *tokenizer]
-    # Its own code and not that of megatron-core; without the network, which it would ask for GPT-2.
+    # The checkout's code, not that of megatron-core; without the network, from which it would fetch GPT-2.
     places = os.pathsep.join([str(megatron.absolute()), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    # It waits without end for a worker that has failed.
+    # The time-out ends the endless wait for a failed worker.
     subprocess.run(command, cwd=prefix.parent, env=environment, check=True, timeout=120)
 
 
@@ -53,7 +53,7 @@ def gpt2_flags(folder: Path) -> tuple[str, ...]:
 
 def record_gpt2(megatron: Path, full: Path, work: Path) -> dict[str, str]:
     """Indexed datasets by GPT-2's vocabulary, and the part of the vocabulary that this text needs."""
-    # The tokenizer asks for the model "gpt2" by name, even where it is given files: a folder of that name will do.
+    # The tokenizer loads the model "gpt2" by name even if it gets files: a folder of that name satisfies it.
     (work / "gpt2").mkdir()
     (work / "gpt2/config.json").write_text('{"model_type": "gpt2"}')
     (work / "gpt2/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
@@ -97,7 +97,7 @@ def reduce_gpt2(full: Path, ids: set[int], target: Path) -> None:
     (target / "merges.txt").write_text("\n".join([header, *map(" ".join, merges)]) + "\n", encoding="utf-8")
 
 
-def train_pieces() -> None:
+def train_sentencepiece() -> None:
     """A small SentencePiece model of this text, with byte fallback like Llama's."""
     import sentencepiece
 
@@ -116,7 +116,7 @@ def train_pieces() -> None:
         )
 
 
-def record_pieces(megatron: Path, work: Path, name: str, model: Path) -> dict[str, str]:
+def record_sentencepiece(megatron: Path, work: Path, name: str, model: Path) -> dict[str, str]:
     """Indexed datasets by a SentencePiece model."""
     preprocess(megatron, work / name, "--tokenizer-type", "GPTSentencePieceTokenizer", "--tokenizer-model", str(model))
     return checksums(work, name)
@@ -164,10 +164,10 @@ def record_formats(megatron: Path, work: Path) -> dict[str, np.ndarray]:
 
 
 def origin(megatron: Path) -> dict[str, str]:
-    """The commit of the checkout, which must be as it was committed, and the release whose helpers it runs."""
+    """The commit of the checkout, which must be unmodified, and the release whose helpers it runs."""
     git = ["git", "-C", str(megatron)]
     changed = subprocess.run([*git, "diff", "--stat", "HEAD"], check=True, capture_output=True, text=True).stdout
-    assert not changed, f"{megatron} is not as it was committed:\n{changed}"
+    assert not changed, f"{megatron} has uncommitted changes:\n{changed}"
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     return {"megatron_commit": head, "megatron_core_of_the_helpers": version("megatron-core")}
 
@@ -181,11 +181,11 @@ def main() -> None:
     from tests.record_megatron_order import record_masked, record_order
 
     if not PIECES.exists():
-        train_pieces()
+        train_sentencepiece()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         found = {**origin(options.megatron), **record_gpt2(options.megatron, options.gpt2, work)}
-        found |= record_pieces(options.megatron, work, "sentencepiece", PIECES)
+        found |= record_sentencepiece(options.megatron, work, "sentencepiece", PIECES)
         for name in pair_names("sentencepiece"):
             shutil.copy(work / name, RECORDED / name)
         np.savez_compressed(RECORDED / "formats.npz", **record_formats(options.megatron, work))

@@ -23,7 +23,7 @@ BLEND_WEIGHTS = [0.3, 0.5, 0.2]
 BLEND_SPLIT = "90,10,0"
 BLEND_DOCUMENTS = (120, 200, 80)
 WORDS = 200
-"""Vocabulary of the masked samples: 5 special tokens and so many, of which every third continues a word."""
+"""Words in the vocabulary of the masked samples, besides 5 special tokens; every third continues a word."""
 
 
 def lengths_of_documents(count: int, seed: int) -> np.ndarray:
@@ -75,7 +75,7 @@ def window(sample: dict[str, Any]) -> np.ndarray:
 
 
 def record_order(work: Path) -> Arrays:
-    """GPT samples of one corpus and of a blend, and blends by weights alone."""
+    """GPT samples of one corpus and of a blend, and the order of datasets in blends."""
     from megatron.core.datasets import helpers
 
     recorded = record_gpt(work) | record_blend(work)
@@ -101,7 +101,7 @@ def record_gpt(work: Path) -> Arrays:
     epoch = (int(train.sum()) - 1) // SEQ_LENGTH
     runs = {
         "one_epoch": (epoch - 20, 9, 1),
-        # The last epoch is shuffled with the others if the run needs at least 80% of it, else apart.
+        # The last epoch is shuffled with the others if the run needs at least 80% of it, otherwise separately.
         "three_epochs": (2 * epoch + int(0.9 * epoch), 40, 2),
         "last_apart": (2 * epoch + int(0.5 * epoch), 40, 2),
     }
@@ -121,7 +121,7 @@ def record_gpt(work: Path) -> Arrays:
 
 
 def record_blend(work: Path) -> Arrays:
-    """Three corpora by weights, their train split of 90%."""
+    """Three corpora by weights, with a train split of 90%."""
     from megatron.core.datasets.gpt_dataset import GPTDataset
 
     recorded: Arrays = {"blend/weights": np.array(BLEND_WEIGHTS)}
@@ -165,7 +165,7 @@ class MaskedTokenizer:
 
 
 def sentences_of_documents() -> list[tuple[list[int], list[int]]]:
-    """Documents of one to nine sentences; an empty one, and one with a sentence that is too long to be used."""
+    """Documents of one to nine sentences, an empty one, and one with a too long sentence."""
     random = np.random.RandomState(77)
     documents: list[tuple[list[int], list[int]]] = []
     for number in range(60):

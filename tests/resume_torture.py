@@ -24,10 +24,10 @@ from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_itera
 
 TRAIN_ITERS = 20
 DEADLINE_S = 240.0
-# Looks this often find a checkpoint while it is written.
+# Polls at this interval find a checkpoint while it is written.
 WRITE_S = 0.001
 
-# What may differ between two runs of the same computation.
+# Fields that may differ between two runs of the same computation.
 MEASURED = {"attempt", "time", "iteration_time_s", "tokens_per_s", "tflops_per_device", "mfu", "peak_memory_bytes"}
 
 BASE = {
@@ -236,16 +236,16 @@ class Torture:
         kind = draw.choice(KINDS)
         wait_s = draw.uniform(0.0, 0.01 if kind != "step" else 0.3)
         target = before + draw.randint(1, 8)
-        if kind == "step":  # at once, while the ranks still start, if an earlier attempt came that far
+        if kind == "step":  # at once, while the ranks start, if an earlier attempt reached the target
             happened = wait_until(attempt, lambda: last_row(attempt.run)["iteration"] >= target)
-        elif kind == "term":  # which only a rank that trains answers by saving
+        elif kind == "term":  # only a rank that trains saves after SIGTERM
             happened = wait_until(attempt, lambda: last_row(attempt.run)["attempt"] == attempt.number)
         elif kind == "write":
             happened = wait_until(
                 attempt, lambda: any(name.startswith(".iter_") for name in names(checkpoints, target)), WRITE_S
             )
         else:
-            wait_s /= 20  # the pointer follows the rename within a millisecond or two
+            wait_s /= 20  # the pointer is written a millisecond or two after the rename
             happened = wait_until(
                 attempt, lambda: any(name.startswith("iter_") for name in names(checkpoints, target)), WRITE_S / 3
             )
@@ -312,7 +312,7 @@ def main():
             began = time.monotonic()
             torture.run_seed(seed)
             print(f"seed {seed}: equal bit for bit ({time.monotonic() - began:.0f} s)", flush=True)
-        print(f"{options.seeds} seeds equal; interruptions landed: {dict(torture.landed)}")
+        print(f"{options.seeds} seeds equal; interruptions by place:  {dict(torture.landed)}")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("llmctl", "trainer")
-# All that the command line may take from the trainer: what checks a job before the queue.
+# The rooms of the trainer that llmctl may import: they check a job before the queue.
 OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning")
-# The last three are where llmctl begins on a login node, and where a job's supervisor does on a compute node.
+# The last three run on other machines: llmctl's agent on a login node, and a job's supervisor on a compute node.
 ENTRY_POINTS = (
     "llmctl/cli/main.py",
     "trainer/__main__.py",
@@ -29,7 +29,7 @@ MAX_FUNCTION_LINES = 60
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, as a dotted name, and where."""
+    """One imported module, as a dotted name, and the place of the import."""
 
     source: str
     target: str
@@ -53,7 +53,7 @@ MODULES = {module_name(path): path for path in python_files(*PACKAGES)}
 
 
 def imports_of(module: str, *, with_types: bool = False) -> Iterator[Import]:
-    """Every import of a module, also inside functions; imports for type checking alone only ``with_types``."""
+    """Every import of a module, also inside functions; with ``with_types`` also imports for type checking."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     pending: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
@@ -88,7 +88,7 @@ def test_llmctl_never_imports_torch() -> None:
     assert [str(i) for i in ALL_IMPORTS if is_within(i.source, "llmctl") and is_within(i.target, "torch")] == []
 
 
-def test_llmctl_takes_only_the_torch_free_rooms_of_the_trainer() -> None:
+def test_llmctl_imports_only_torch_free_rooms_of_the_trainer() -> None:
     wrong = [
         str(i)
         for i in ALL_IMPORTS
@@ -99,7 +99,7 @@ def test_llmctl_takes_only_the_torch_free_rooms_of_the_trainer() -> None:
     assert wrong == []
 
 
-def test_the_supervisor_stands_alone() -> None:
+def test_the_supervisor_imports_nothing_else() -> None:
     """It is copied to machines that have neither llmctl nor the trainer."""
     room = "llmctl.supervisor"
     wrong = [i for i in ALL_IMPORTS if is_within(i.source, room) and is_within(i.target, "trainer")]
@@ -126,7 +126,7 @@ def loaded_by(modules: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("rooms", [("llmctl",), OPEN_TO_LLMCTL], ids=["llmctl", "torch-free rooms of the trainer"])
-def test_importing_leaves_torch_out(rooms: tuple[str, ...]) -> None:
+def test_importing_does_not_load_torch(rooms: tuple[str, ...]) -> None:
     modules = [m for m in MODULES if any(is_within(m, room) for room in rooms) and not m.endswith("__main__")]
     assert set(rooms) <= set(modules)
     loaded = loaded_by(modules)
@@ -134,7 +134,7 @@ def test_importing_leaves_torch_out(rooms: tuple[str, ...]) -> None:
 
 
 def loaded_with(found: Import) -> set[str]:
-    """Our modules that an import statement loads: the target and its parent packages, but not the importer's own."""
+    """Our modules that an import loads: the target and its packages, without the importer's own."""
     parts = found.target.split(".")
     names = {".".join(parts[: n + 1]) for n in range(len(parts))}
     return {name for name in names if name in MODULES and not is_within(found.source, name)}
@@ -145,7 +145,7 @@ def test_no_import_cycles() -> None:
     for found in ALL_IMPORTS:
         if found.at_load:
             graph[found.source] |= loaded_with(found)
-    # Take away what imports nothing that is left, until nothing can be taken: what remains holds the cycles.
+    # Repeatedly remove the modules that import no remaining module: the modules left at the end form the cycles.
     while free := [module for module, targets in graph.items() if not targets & graph.keys()]:
         for module in free:
             del graph[module]
@@ -216,13 +216,13 @@ def test_only_backends_decide_by_a_scheduler_name() -> None:
     assert wrong == [], "ask the backend's capabilities instead (llmctl/backends/base.py)"
 
 
-def test_names_say_what_is_inside() -> None:
+def test_file_names_are_not_generic() -> None:
     paths = [*MODULES.values(), *python_files("tests", "benchmarks")]
     assert [str(p) for p in paths if REFUSED_NAMES & set(p.relative_to(ROOT).with_suffix("").parts)] == []
 
 
 @pytest.mark.parametrize("path", python_files(*PACKAGES, "tests", "benchmarks", "examples"), ids=module_name)
-def test_files_and_functions_fit_a_reader(path: Path) -> None:
+def test_files_and_functions_are_within_their_limits(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     lines = len(text.splitlines())
@@ -232,13 +232,13 @@ def test_files_and_functions_fit_a_reader(path: Path) -> None:
     )
     if module_name(path) in MODULES:
         functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        # Without the signature, which is as long as a command has flags.
+        # Without the signature, whose length depends on the number of flags of a command.
         long = {f.name: f.end_lineno - f.body[0].lineno + 1 for f in functions if f.end_lineno}
         assert {name: n for name, n in long.items() if n > MAX_FUNCTION_LINES} == {}
 
 
-def test_nothing_is_left_for_later() -> None:
-    # Written in two halves, so that this file does not find itself.
+def test_no_todo_is_left() -> None:
+    # Written in two halves, so that the search does not match this file.
     pattern = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X{3})\b")
     folders = (*PACKAGES, "tests", "benchmarks", "templates", "clusters", "examples", "csrc", "scripts")
     files = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix != ".pyc"]
@@ -252,7 +252,7 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_command_surface_is_frozen() -> None:
-    """Add a new command or flag by running tests.command_surface and reading the difference; never rename."""
+    """After adding a command or flag, run tests.command_surface and review the difference; never rename one."""
     from tests.command_surface import surface
 
     assert surface() == (ROOT / "tests/command_surface.txt").read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ def links_of(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     assert [target for target in links_of(page) if not (page.parent / target).exists()] == []
 
 

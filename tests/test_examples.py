@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trainer.families.catalogue import family_of_model
 from trainer.planning.build_config import build_config, load_config
 from trainer.planning.checks import check_world_size
 from trainer.planning.flops import count_parameters
@@ -31,15 +32,40 @@ def test_examples_are_valid_for_the_nodes_they_are_written_for(path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "vocab_size", "total", "active"),
     [
-        # Billions; the authors say 46.7 and 12.9, about 47 and 13, and 8.
+        # Billions; the authors state 46.7 and 12.9, about 47 and 13, and 8.
         ("mixtral_8x7b", 32000, 46.7, 12.9),
         ("tanuki_8x8b", 65024, 47.0, 13.2),
         ("llama3_8b", 128256, 8.0, 8.0),
+        ("t5_base", 32128, 0.2, 0.2),
+        # 13 and 8; those of one expert, its attention and the tables.
+        ("gpt3_13b", 50257, 12.9, 12.9),
+        ("tanuki_8b", 65024, 7.5, 7.5),
     ],
 )
 def test_examples_have_the_published_sizes(name: str, vocab_size: int, total: float, active: float) -> None:
     counts = count_parameters(load_config(EXAMPLES / f"{name}.yaml"), vocab_size)
     assert (round(counts.total / 1e9, 1), round(counts.active / 1e9, 1)) == (total, active)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "family", "parameters"),
+    [
+        # The parameters of gpt2-medium and facebook/opt-350m.
+        ("gpt2_345m", 50257, "GPT-2", 354_823_168),
+        ("opt_350m", 50272, "OPT", 331_196_416),
+        ("gpt3_1.3b", 50257, "GPT-2", None),
+        ("gpt3_13b", 50257, "GPT-2", None),
+        ("llama2_7b", 32000, "Llama", 6_738_415_616),
+        ("llama3_8b", 128256, "Llama", 8_030_261_248),
+        ("tanuki_8b", 65024, "Llama", None),
+        ("mixtral_8x7b", 32000, "Mixtral", 46_702_792_704),
+        ("tanuki_8x8b", 65024, "Mixtral", None),
+    ],
+)
+def test_examples_are_of_published_families(name: str, vocab_size: int, family: str, parameters: int | None) -> None:
+    config = load_config(EXAMPLES / f"{name}.yaml")
+    assert family_of_model(config.model).name == family
+    assert parameters in (None, count_parameters(config, vocab_size).total)
 
 
 def test_the_default_example_needs_no_files_and_fits_any_number_of_nodes() -> None:
@@ -81,18 +107,18 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(1200)
-def test_the_demo_starts_resumes_and_starts_anew(tmp_path: Path) -> None:
+def test_the_demo_starts_resumes_and_starts_a_new_run(tmp_path: Path) -> None:
     stopped = demo(tmp_path, "--set", "training.exit_interval=4")
     assert stopped.returncode != 0, stopped.stdout
-    assert "Starting anew as demo-" in stopped.stdout
+    assert "Starting the new run demo-" in stopped.stdout
     assert "vocabulary of 4096" in stopped.stdout
     prepared = {path.name: path.read_bytes() for path in (tmp_path / "demo" / "data").iterdir() if path.is_file()}
     resumed = demo(tmp_path)
-    # What was asked for first still holds, so that the run ends at the next multiple of 4, which is its end.
+    # The first request still applies, so the run stops at the next multiple of 4, which is its last iteration.
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "Tokenized before, and intact." in resumed.stdout
-    assert "was left cancelled: resuming it." in resumed.stdout
-    for what in ("training loss: ", "held-out text: loss ", "bits per byte", "how frequent each token is: loss "):
+    assert "Using the existing tokens." in resumed.stdout
+    assert "is cancelled: resuming it." in resumed.stdout
+    for what in ("training loss: ", "held-out text: loss ", "bits per byte", "the frequency of each token: loss "):
         assert what in resumed.stdout
     assert "def read(self, path):" in resumed.stdout
     (run,) = (tmp_path / "demo" / "runs").glob("demo-*")
@@ -102,11 +128,11 @@ def test_the_demo_starts_resumes_and_starts_anew(tmp_path: Path) -> None:
         path.name: path.read_bytes() for path in (tmp_path / "demo" / "data").iterdir() if path.is_file()
     }
     (tmp_path / "demo" / "data" / "python_text_document.bin").write_bytes(b"damaged")
-    # A third training would show nothing new: a slip of the pen ends it at the submission, with llmctl's own code.
+    # A third training would test nothing new: a misspelt key ends it at the submission, with the exit code of llmctl.
     anew = demo(tmp_path, "--set", "training.train_iter=2")
     assert anew.returncode == 2, anew.stdout + anew.stderr
     assert "did you mean training.train_iters?" in anew.stderr
-    assert f"The last run, {run.name}, is done. Starting anew" in anew.stdout
+    assert f"The last run, {run.name}, is done. Starting the new run" in anew.stdout
     assert (tmp_path / "demo" / "data" / "python_text_document.bin").read_bytes() == prepared[
         "python_text_document.bin"
     ]

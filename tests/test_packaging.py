@@ -1,4 +1,4 @@
-"""The wheel: pure Python, with everything bundled, and a base install with the command line alone."""
+"""The wheel: pure Python, with everything bundled, and a base install with the command line only."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ MAX_SITE_PACKAGES_MB = 90
 
 
 def run(*argv: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A bounded run outside the checkout, which must not find the checkout by accident."""
+    """Run a command outside the checkout, which it must not find, with a time limit."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | environment
     return subprocess.run(
         argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False, stdin=subprocess.DEVNULL
@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_is_pure_python_and_whole(wheel: Path) -> None:
+def test_wheel_is_pure_python_and_complete(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.run(
@@ -83,7 +83,7 @@ def test_installed_commands_work_outside_the_checkout(installed: Path, tmp_path:
 
 
 def test_installed_submit_without_torch(installed: Path, tmp_path: Path) -> None:
-    """A dry run and a command need no torch; a training run is refused with the package to install."""
+    """A dry run and a COMMAND need no torch; training is refused with the package to install."""
     argv = (installed / "bin/llmctl", "submit", "--cluster", "local", "--run-id", "wheel-test")
     for more in ((), ("--", "echo", "hello")):
         shown = run(*argv, "--dry-run", *more, cwd=tmp_path, HOME=str(tmp_path))

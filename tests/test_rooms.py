@@ -19,7 +19,7 @@ GROUND = {"errors", "durations", "job_state", "paths"}
 ALLOWED: dict[str, dict[str, set[str]]] = {
     "llmctl": {
         "site": {"errors", "paths"},
-        "backends": {"errors", "job_state", "site"},
+        "backends": {"durations", "errors", "job_state", "site"},
         "transport": {"errors", "site"},
         "runs": {"backends", "durations", "errors", "job_state", "transport"},
         "context": {"backends", "errors", "job_state", "paths", "runs", "site", "transport"},
@@ -29,7 +29,8 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "cli": {*GROUND, "backends", "context", "doctor", "operate", "runs", "site", "submit", "transport"},
     },
     "trainer": {
-        "planning": {"config"},
+        "families": {"config"},
+        "planning": {"config", "families"},
         "process": {"config"},
         "distributed": {"config", "planning"},
         "ops": {"config", "distributed", "planning"},
@@ -38,15 +39,38 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "data_parallel": {"config", "distributed", "model"},
         "parallel_model": {"config", "data_parallel", "distributed", "model", "ops", "planning"},
         "optimizer": {"config", "data_parallel", "ops", "parallel_model"},
-        "pipeline": {"data", "distributed", "parallel_model", "planning"},
-        "checkpoint": {"config", "data_parallel", "distributed", "model", "optimizer", "parallel_model", "process"},
-        "training": {
-            *("checkpoint", "config", "data", "distributed", "ops", "optimizer", "parallel_model", "pipeline"),
-            *("planning", "process"),
+        "pipeline": {"data", "distributed", "model", "parallel_model", "planning"},
+        "hub": {"families"},
+        "checkpoint": {
+            *("config", "data_parallel", "distributed", "families", "hub", "model", "optimizer", "parallel_model"),
+            "process",
         },
+        "conversion": {
+            *("checkpoint", "config", "distributed", "families", "hub", "parallel_model", "pipeline", "planning"),
+            "process",
+        },
+        "training": {
+            *(
+                "checkpoint",
+                "config",
+                "conversion",
+                "data",
+                "distributed",
+                "evaluation",
+                "generation",
+                "ops",
+                "optimizer",
+            ),
+            *("parallel_model", "pipeline", "planning", "process"),
+        },
+        "generation": {
+            *("checkpoint", "config", "conversion", "data", "distributed", "hub", "model", "ops", "parallel_model"),
+            *("pipeline", "planning", "process"),
+        },
+        "evaluation": {"data", "generation", "pipeline"},
         "commands": {
-            *("checkpoint", "config", "data", "distributed", "ops", "parallel_model", "pipeline", "planning"),
-            *("process", "training"),
+            *("checkpoint", "config", "conversion", "data", "distributed", "evaluation", "families", "generation"),
+            *("hub", "ops", "planning", "process", "training"),
         },
         "__main__": {"process"},
     },
@@ -57,18 +81,29 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "samples": {"errors", "indexed", "tokenizers"},
         "masked": {"errors", "indexed", "samples", "tokenizers"},
         "streaming": {"background", "errors", "prepare", "samples", "tokenizers", "watchdog"},
-        "loading": {"errors", "samples", "streaming", "watchdog"},
+        "loading": {"errors", "masked", "samples", "streaming", "tokenizers", "watchdog"},
         "commands": {"background", "errors", "indexed", "prepare", "tokenizers"},
     },
     "trainer.model": {
         "norm": {"sharding"},
         "mlp": {"sharding", "tensor_parallel"},
-        "context": {"context_parallel", "rotary", "tensor_parallel"},
+        "context": {"cache", "context_parallel", "rotary", "tensor_parallel"},
         "dropout": {"context"},
-        "attention": {"context", "context_parallel", "dropout", "recompute", "sharding", "tensor_parallel"},
+        "attention": {"context", "context_parallel", "dropout", "norm", "recompute", "sharding", "tensor_parallel"},
         "moe": {"context", "context_parallel", "mlp", "recompute", "sharding", "tensor_parallel"},
         "block": {"attention", "context", "dropout", "mlp", "moe", "norm", "recompute", "sharding"},
-        "decoder": {"block", "context", "dropout", "norm", "recompute", "rotary", "sharding", "tensor_parallel"},
+        "embedding": {"context", "dropout", "norm", "sharding", "tensor_parallel"},
+        "head": {"embedding", "norm", "sharding", "tensor_parallel"},
+        "mtp": {"block", "context", "embedding", "head", "norm", "sharding", "tensor_parallel"},
+        "stage": {"cache", "context"},
+        "encoder_decoder": {
+            *("attention", "cache", "context", "dropout", "head", "mlp", "norm", "recompute", "sharding", "stage"),
+            "tensor_parallel",
+        },
+        "decoder": {
+            *("block", "cache", "context", "embedding", "head", "mtp", "norm", "recompute", "rotary", "sharding"),
+            "stage",
+        },
     },
     "trainer.ops": {
         "operation": {"bench_case"},
@@ -117,7 +152,7 @@ def test_rooms_import_only_what_the_table_allows(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ALLOWED)
-def test_the_table_has_no_arrow_that_nobody_uses(package: str) -> None:
+def test_every_arrow_of_the_table_is_used(package: str) -> None:
     used = arrows(package)
     unused = {
         room: sorted(targets - set(used.get(room, ()))) for room, targets in ALLOWED[package].items() if room != "cli"
@@ -136,7 +171,7 @@ def test_rooms_form_layers(package: str) -> None:
 
 
 @pytest.mark.parametrize("top", ["llmctl", "trainer", "csrc", "templates", "tests"])
-def test_no_folder_is_a_hall(top: str) -> None:
+def test_no_folder_has_too_many_files(top: str) -> None:
     files = Counter(
         path.parent.relative_to(ROOT).as_posix()
         for path in (ROOT / top).rglob("*")

@@ -44,7 +44,7 @@ if [[ $part == launch ]]; then
     command -v pbs_tmrsh >/dev/null || PATH=$PATH:${PBS_EXEC:-/opt/pbs}/bin
     # Once per host: %h is its name, %n its number. Ending a pbs_tmrsh leaves its task running on the host. So a separate
     # command asks the task to end.
-    exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --told-by command --first-here pbs_tmrsh %h \
+    exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --end-by command --first-here pbs_tmrsh %h \
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}" %n
 fi
 

@@ -18,7 +18,7 @@ part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
     for python in python3 /usr/libexec/platform-python /home/ada/venv/bin/python; do
         if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
-            exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$JOB_ID" --told-by file --never-exit 99,100 "$@"
+            exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$JOB_ID" --end-by file --never-exit 99,100 "$@"
         fi
     done
     fail "$HOSTNAME has no python3 of version 3.6 or later, which starts and watches the ranks: ask the site for one"
@@ -45,11 +45,11 @@ if [[ $part == launch ]]; then
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((10000 + JOB_ID % 50000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
         fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
-    # Once per host: %h is its name, %n its number. When qrsh or its command dies by a signal, Grid Engine ends the whole
+    # Once per host: %h is its name, %n its number. When qrsh or its command ends by a signal, Grid Engine ends the whole
     # job at once. So neither is ever signalled: a file asks the nodes to end.
     qrsh=$SGE_ROOT/bin/$ARC/qrsh
     [[ -x $qrsh ]] || qrsh=qrsh
-    exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --told-by file --through-shell "$qrsh" -inherit -nostdin %h \
+    exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --end-by file --through-shell "$qrsh" -inherit -nostdin %h \
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}" %n
 fi
 

@@ -18,7 +18,7 @@ part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
     for python in python3 /usr/libexec/platform-python /home/ada/venv/bin/python; do
         if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
-            exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$LSB_JOBID" --told-by file "$@"
+            exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$LSB_JOBID" --end-by file "$@"
         fi
     done
     fail "$HOSTNAME has no python3 of version 3.6 or later, which starts and watches the ranks: ask the site for one"
@@ -28,8 +28,8 @@ load_environment() { :; }
 
 if [[ $part == launch ]]; then
     load_environment || exit 1
-    # LSB_MCPU_HOSTS: names of hosts, and slots behind each (Administering IBM Spectrum LSF, parallel jobs); this script runs
-    # on the first.
+    # LSB_MCPU_HOSTS: each host followed by its slots (Administering IBM Spectrum LSF, parallel jobs); this script runs on
+    # the first host.
     mapfile -t hosts < <(awk '{ for (i = 1; i < NF; i += 2) if (!seen[$i]++) print $i }' <<<"$LSB_MCPU_HOSTS")
     ((${#hosts[@]} == 2)) || fail "requested 2 nodes but got ${#hosts[@]}: ${hosts[*]}"
     printf '%s slots=8\n' "${hosts[@]}" >"$LLMCTL_HOSTFILE"
@@ -38,9 +38,9 @@ if [[ $part == launch ]]; then
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + LSB_JOBID % 10000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
         fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
-    # Once per host: %h is its name, %n its number. The manual does not say what a signal to blaunch does to its task: so
-    # the nodes are told by a file.
-    exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --told-by file blaunch -z %h -no-shell \
+    # Once per host: %h is its name, %n its number. The manual does not state the effect of a signal to blaunch on its
+    # task. So a file asks the nodes to end.
+    exec "$LLMCTL_PYTHON" -IB "$LLMCTL_RUN_DIR/code/supervisor" each-host --end-by file blaunch -z %h -no-shell \
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" node "$LLMCTL_ATTEMPT" "${MASTER_ADDR:--}" "${MASTER_PORT:--}" %n
 fi
 

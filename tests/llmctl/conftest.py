@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
+def frozen_time(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The time of day of this process, which stands still: an age is the same number however long the test takes."""
+    return _freeze_time(monkeypatch)
+
+
+def _freeze_time(monkeypatch: pytest.MonkeyPatch) -> float:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    return now
+
+
+@pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
-    """A cluster with the scripted stand-in as its scheduler, and a separate home."""
+    """A cluster with the scripted stand-in as its scheduler, a separate home, and a time of day that stands still."""
+    _freeze_time(monkeypatch)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setitem(backends.MODULES, "scripted", scripted_scheduler.__name__)

@@ -11,7 +11,7 @@ from llmctl.runs.record import RunRecord, Submission
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import ProcessIdentity
 
-HANDS = LocalTransport({})
+TRANSPORT = LocalTransport({})
 
 
 @dataclass
@@ -32,7 +32,7 @@ class MadeRun:
             jobs = (job,)
         number = len(self.record.submissions) + 1
         self.record = self.record.with_submission(Submission(number, time.time() - age_s, jobs))
-        self.record.save(HANDS)
+        self.record.save(TRANSPORT)
         return self
 
     def submit_to_queue(self, job_id: str | None, *, age_s: float = 3600.0) -> "MadeRun":
@@ -40,7 +40,7 @@ class MadeRun:
         jobs = (SubmittedJob("login", job_id),) if job_id is not None else ()
         number = len(self.record.submissions) + 1
         self.record = self.record.with_submission(Submission(number, time.time() - age_s, jobs))
-        self.record.save(HANDS)
+        self.record.save(TRANSPORT)
         return self
 
     def start_attempt(self, number: int = 1, *, host: str | None = None, **changes: object) -> Path:
@@ -145,7 +145,7 @@ def make_run(
         origins={},
         code={"trainer": None, "commit": None, "diff": None},
     )
-    record.save(HANDS)
+    record.save(TRANSPORT)
     return MadeRun(record)
 
 

@@ -20,7 +20,7 @@ from llmctl.site.profile import ClusterProfile
         ({"scheduler": "local", "login": {"host": "box"}}, "box", "/w/.secrets/r.1"),
     ],
 )
-def test_a_cluster_is_reached_as_its_scheduler_starts_jobs(values, host, secrets):
+def test_the_scheduler_decides_how_a_cluster_is_reached(values, host, secrets):
     context = Context.of(("llmctl",), (), {"HOME": "/h"}, Path("/"))
     profile = ClusterProfile(name="lab", **values)
     assert context.connect(profile).host == host

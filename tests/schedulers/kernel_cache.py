@@ -1,4 +1,4 @@
-"""Shared cache of the kernel library for test jobs; otherwise each site, with its own runs_root, would build one."""
+"""Shared cache of the kernel library for test jobs, so that not every site builds one."""
 
 import os
 import shlex

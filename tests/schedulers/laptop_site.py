@@ -9,8 +9,9 @@ from pathlib import Path
 import yaml
 
 from tests.schedulers import kernel_cache
-from tests.schedulers.slurm_site import CONFIG, LLMCTL, Site
+from tests.schedulers.slurm_site import CONFIG, GRACE_S, LLMCTL, Site
 from tests.testbeds.login_node import LoginNode
+from tests.waiting import HANG_S
 
 CLUSTER = "bed"
 _SLOW_CLOCK = """\
@@ -42,7 +43,7 @@ class Laptop(Site):
             "scheduler": "slurm",
             "resource_types": {"cpu": {"gpus": 0, "cores": 8}},
             "defaults": {"resource_type": "cpu", "queue": "debug"},
-            "stop_grace_s": 20,
+            "stop_grace_s": GRACE_S,
             "environment": {"setup": [kernel_cache.of_these_tests()]},
         }
         (folder / f"{CLUSTER}.yaml").write_text(yaml.safe_dump(profile))
@@ -70,7 +71,7 @@ class Laptop(Site):
         argv = [sys.executable, "-c", _SLOW_CLOCK, str(seconds), *args]
         done = subprocess.run(
             argv, env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=60, check=False,
+            timeout=HANG_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

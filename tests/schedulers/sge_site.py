@@ -1,4 +1,4 @@
-"""llmctl as a user of the test's Grid Engine calls it: the bundled profile ``abci`` and a small overlay."""
+"""llmctl on the test's Grid Engine: the bundled profile ``abci`` and a small overlay."""
 
 import sys
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class SgeSite(Site):
         """Lines of qstat for a job."""
         return [line for line in self.cluster.run("qstat", "-u", "*").splitlines() if line.split()[:1] == [job_id]]
 
-    def told_by_scheduler(self) -> str:
+    def scheduler_report(self) -> str:
         """Queues, jobs, and the ends of the daemons' logs."""
         files = sorted(self.cluster.state.glob("execd/*/messages"))
         files += [self.cluster.state / "spool" / "qmaster" / "messages"]

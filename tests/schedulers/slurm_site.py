@@ -1,4 +1,4 @@
-"""llmctl as a user of the test's Slurm cluster calls it: a home with a profile, and the files of the runs."""
+"""llmctl on the test's Slurm cluster: a home with profiles, and the runs."""
 
 import json
 import os
@@ -16,10 +16,11 @@ import yaml
 
 from tests.schedulers import kernel_cache
 from tests.testbeds.slurm_cluster import SlurmCluster
-from tests.testbeds.waiting import deadline
+from tests.waiting import HANG_S, wait_for
 
 LLMCTL = str(Path(sys.executable).with_name("llmctl"))
-GRACE_S = 20
+# More than a loaded machine needs to save. Who has saved leaves at once.
+GRACE_S = 120
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
     "training": {"train_iters": 12, "seq_length": 32, "micro_batch_size": 1, "global_batch_size": 8},
@@ -78,29 +79,27 @@ class Site:
         output = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(argv, env=self.environ(), cwd=self.home, **{**output, **more})
 
-    def call(
-        self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 300
-    ) -> "subprocess.CompletedProcess[str]":
-        """Run llmctl; any exit status is an answer."""
+    def call(self, *args: str, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        """Run llmctl; any exit status is accepted."""
         return subprocess.run(
             self.argv(*args), env=self.environ(env), cwd=self.home, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=timeout_s, check=False,
+            capture_output=True, text=True, timeout=HANG_S, check=False,
         )  # fmt: skip
 
-    def llmctl(self, *args: str, env: Mapping[str, str] | None = None, timeout_s: float = 300) -> str:
+    def llmctl(self, *args: str, env: Mapping[str, str] | None = None) -> str:
         """Run llmctl, which must succeed; return its output."""
-        done = self.call(*args, env=env, timeout_s=timeout_s)
+        done = self.call(*args, env=env)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def on_terminal(self, keys: str, *args: str, patience_s: float = 60) -> tuple[int, str]:
-        """Run llmctl on a terminal of its own, typing ``keys`` after the first output; (exit status, output)."""
+    def on_terminal(self, keys: str, *args: str) -> tuple[int, str]:
+        """Run llmctl on a new terminal, typing ``keys`` after the first output; returns (exit status, output)."""
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(self.home)
             argv = self.argv(*args)
             os.execvpe(argv[0], argv, {**self.environ(), "PS1": "$ ", "TERM": "dumb"})
-        seen, typed, end = b"", False, time.monotonic() + patience_s
+        seen, typed, end = b"", False, time.monotonic() + HANG_S
         while time.monotonic() < end:
             ready, _, _ = select.select([terminal], [], [], 0.5)
             try:
@@ -110,7 +109,7 @@ class Site:
             if piece == b"":
                 break
             seen += piece or b""
-            # The shell's prompt, on a line of its own after the launcher's output.
+            # The shell's prompt, on a separate line after the launcher's output.
             if not typed and seen.rstrip(b" ").endswith((b"#", b"$")):
                 os.write(terminal, keys.encode())
                 typed = True
@@ -131,26 +130,26 @@ class Site:
         (run,) = json.loads(self.llmctl("status", run_id, "--json"))["runs"]
         return dict(run)
 
-    def wait_until(
-        self, run_id: str, condition: Callable[[dict[str, Any]], bool], patience_s: float = 90, step_s: float = 0.5
-    ) -> dict[str, Any]:
+    def wait_until(self, run_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until a condition holds for the status of a run."""
-        end = deadline(patience_s)
-        while True:
-            run = self.status(run_id)
-            if condition(run):
-                return run
-            assert time.monotonic() < end, f"{run}\n{self.job_log(run_id)}\n{self.told_by_scheduler()}"
-            time.sleep(step_s)
+        run: dict[str, Any] = {}
 
-    def told_by_scheduler(self) -> str:
-        """The scheduler's own reports, for the message of a failed test."""
+        def holds() -> bool:
+            run.update(self.status(run_id))
+            return condition(run)
+
+        # Each llmctl costs half a second of the processors that the job needs.
+        wait_for(holds, lambda: f"{run}\n{self.job_log(run_id)}\n{self.scheduler_report()}", step_s=2.0)
+        return run
+
+    def scheduler_report(self) -> str:
+        """The scheduler's reports, for the message of a failed test."""
         return self.cluster.run("squeue", "-a") + self.cluster.run("sinfo", "-N", "-l")
 
-    def ended(self, run_id: str, patience_s: float = 120) -> dict[str, Any]:
+    def ended(self, run_id: str) -> dict[str, Any]:
         """Wait until a run has ended."""
         going = ("pending", "running", "unknown")
-        return self.wait_until(run_id, lambda run: run["state"] not in going, patience_s)
+        return self.wait_until(run_id, lambda run: run["state"] not in going)
 
     def path(self, run_id: str) -> Path:
         """The run directory."""

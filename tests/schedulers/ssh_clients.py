@@ -1,9 +1,10 @@
-"""Clients of the tests' ssh hosts, each with its own configuration, and a terminal that answers questions."""
+"""Clients of the tests' ssh hosts, each with a separate configuration, and a terminal that answers questions."""
 
 import os
 import pty
 import shutil
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from llmctl.transport.ssh.route import Route
 from llmctl.transport.ssh.terminal import Terminal
 from llmctl.transport.ssh.transport import RemoteTransport
 from tests.testbeds.ssh_hosts import SshHosts
+from tests.waiting import HANG_S
 
 SEARCHED = "/usr/bin:/bin"
 
@@ -65,11 +67,11 @@ def refusal(host: str, environ: dict[str, str], *, transient: bool, **options: o
 @contextmanager
 def master(environ: dict[str, str], host: str) -> Iterator[None]:
     """The user's ControlMaster, ended at the end of the test."""
-    subprocess.run(["ssh", "-fNM", host], env=environ, check=True, timeout=20, stderr=subprocess.DEVNULL)
+    subprocess.run(["ssh", "-fNM", host], env=environ, check=True, timeout=HANG_S, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
-        subprocess.run(["ssh", "-O", "exit", host], env=environ, check=False, timeout=20, capture_output=True)
+        subprocess.run(["ssh", "-O", "exit", host], env=environ, check=False, timeout=HANG_S, capture_output=True)
 
 
 class Person:
@@ -92,13 +94,14 @@ class Person:
         while True:
             try:
                 self.seen += os.read(self._ours, 1024).decode()
-            except OSError:
+                if self._answers and self._answers[0][0] in self.seen[answered:]:
+                    answered = len(self.seen)
+                    # A user types after the echo has been switched off.
+                    while termios.tcgetattr(self._theirs)[3] & termios.ECHO:
+                        time.sleep(0.01)
+                    os.write(self._ours, f"{self._answers.pop(0)[1]}\n".encode())
+            except (OSError, termios.error):
                 return
-            if self._answers and self._answers[0][0] in self.seen[answered:]:
-                answered = len(self.seen)
-                # A person types later than the echo is switched off.
-                time.sleep(0.1)
-                os.write(self._ours, f"{self._answers.pop(0)[1]}\n".encode())
 
     def leave(self) -> None:
         """Close the terminal."""

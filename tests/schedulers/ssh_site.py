@@ -1,4 +1,4 @@
-"""llmctl as a user of the test's ssh hosts calls it, from a machine that reaches only the gate."""
+"""llmctl on the test's ssh hosts, from a machine that reaches only the gate."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 
 from tests.schedulers import kernel_cache
 from tests.testbeds.ssh_hosts import SshHosts
-from tests.testbeds.waiting import deadline
+from tests.waiting import HANG_S, wait_for
 
 LLMCTL = str(Path(sys.executable).with_name("llmctl"))
 GRACE_S = 10
@@ -42,7 +41,7 @@ class Site:
     home: Path
 
     def prepare(self) -> None:
-        """Write the profiles ``lab`` and ``apart``, whose hosts share nothing, and the config file."""
+        """Write the config file and the profiles ``lab`` and ``apart``; the hosts of ``apart`` share no folder."""
         folder = self.home / ".config" / "llmctl" / "clusters"
         folder.mkdir(parents=True)
         lab = {
@@ -72,22 +71,22 @@ class Site:
         return {**self.hosts.environ(), **own}
 
     def start(self, *args: str) -> "subprocess.Popen[str]":
-        """Start llmctl; its output is one pipe."""
+        """Start llmctl; stdout and stderr go to one pipe."""
         return subprocess.Popen(
             [LLMCTL, *args], env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def call(self, *args: str, timeout_s: float = 300) -> "subprocess.CompletedProcess[str]":
-        """Run llmctl; any exit status is an answer."""
+    def call(self, *args: str) -> "subprocess.CompletedProcess[str]":
+        """Run llmctl; any exit status is accepted."""
         return subprocess.run(
             [LLMCTL, *args], env=self.environ(), cwd=self.home, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=timeout_s, check=False,
+            capture_output=True, text=True, timeout=HANG_S, check=False,
         )  # fmt: skip
 
-    def llmctl(self, *args: str, timeout_s: float = 300) -> str:
+    def llmctl(self, *args: str) -> str:
         """Run llmctl, which must succeed; return its output."""
-        done = self.call(*args, timeout_s=timeout_s)
+        done = self.call(*args)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -101,12 +100,15 @@ class Site:
         (run,) = json.loads(self.llmctl("status", run_id, "--json"))["runs"]
         return dict(run)
 
-    def ended(self, run_id: str, patience_s: float = 90) -> dict[str, Any]:
+    def ended(self, run_id: str) -> dict[str, Any]:
         """Wait until a run has ended."""
-        end = time.monotonic() + patience_s
-        while (run := self.status(run_id))["state"] in ("pending", "running", "unknown"):
-            assert time.monotonic() < end, f"{run}\n{self.logs(run_id)}"
-            time.sleep(0.3)
+        run: dict[str, Any] = {}
+
+        def has_ended() -> bool:
+            run.update(self.status(run_id))
+            return run["state"] not in ("pending", "running", "unknown")
+
+        wait_for(has_ended, lambda: f"{run}\n{self.logs(run_id)}", step_s=1.5)
         return run
 
     def path(self, run_id: str) -> Path:
@@ -128,13 +130,13 @@ class Site:
         """The last iteration in the metrics; 0 before the first."""
         return max(self.losses(run_id), default=0)
 
-    def on_terminal(self, keys: str, *args: str, patience_s: float = 60) -> tuple[int, str]:
-        """Run llmctl on a terminal of its own, typing ``keys`` at the first prompt; (exit status, output)."""
+    def on_terminal(self, keys: str, *args: str) -> tuple[int, str]:
+        """Run llmctl on a new terminal, typing ``keys`` at the first prompt; returns (exit status, output)."""
         pid, terminal = pty.fork()
         if pid == 0:
             os.chdir(self.home)
             os.execvpe(LLMCTL, [LLMCTL, *args], {**self.environ(), "TERM": "dumb"})
-        seen, typed, end = b"", False, time.monotonic() + patience_s
+        seen, typed, end = b"", False, time.monotonic() + HANG_S
         while time.monotonic() < end:
             ready, _, _ = select.select([terminal], [], [], 0.5)
             try:
@@ -152,11 +154,3 @@ class Site:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(terminal)
         return status, seen.decode(errors="replace")
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float, what: Callable[[], object]) -> None:
-    """Wait until a condition holds; otherwise fail with the current value."""
-    end = deadline(patience_s)
-    while not condition():
-        assert time.monotonic() < end, what()
-        time.sleep(0.2)

@@ -9,15 +9,16 @@ import pytest
 
 from tests.llmctl.doctor.test_parsers import FACTS
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
+from tests.waiting import HANG_S
 
 __all__ = ["ssh_hosts"]
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 
 
 class User:
-    """A user with files of their own, on the machine that reaches the hosts."""
+    """A user with a separate home, on the machine that reaches the hosts."""
 
     def __init__(self, hosts: SshHosts, folder: Path) -> None:
         self._environ = {
@@ -31,7 +32,7 @@ class User:
     def llmctl(self, *words: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "llmctl.cli.main", *words]
         return subprocess.run(
-            command, cwd=ROOT, env=self._environ, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=ROOT, env=self._environ, capture_output=True, text=True, timeout=HANG_S, check=False
         )
 
     def profile(self, **values: object) -> None:
@@ -81,9 +82,7 @@ def test_a_profile_is_validated_where_its_jobs_run(user: User, ssh_hosts: SshHos
     assert "/proc/version" in done.stderr
 
 
-def test_machines_with_one_folder_are_told_from_machines_without(
-    user: User, ssh_hosts: SshHosts, quick_python: str
-) -> None:
+def test_a_shared_folder_is_detected(user: User, ssh_hosts: SshHosts, quick_python: str) -> None:
     shared = ssh_hosts.shared / "doctor-shared"
     shared.mkdir(exist_ok=True)
     user.profile(scheduler="ssh", hosts=["h1", "h2"], runs_root=str(shared), environment={"python": quick_python})
@@ -95,11 +94,11 @@ def test_machines_with_one_folder_are_told_from_machines_without(
     )
     code, checks = user.doctor()
     assert checks["shared"]["state"] == "FAULT"
-    assert "shared: false" in checks["shared"]["mend"]
+    assert "shared: false" in checks["shared"]["remedy"]
     assert code == 3
 
 
-def test_a_machine_that_is_down_or_without_the_environment_is_named(
+def test_a_machine_that_is_down_or_lacks_the_environment_is_named(
     user: User, ssh_hosts: SshHosts, quick_python: str
 ) -> None:
     user.profile(
@@ -112,7 +111,7 @@ def test_a_machine_that_is_down_or_without_the_environment_is_named(
         ssh_hosts.start_sshd("h3")
     assert checks["host h1"]["state"] == "ok"
     assert checks["host h3"]["state"] == "FAULT"
-    assert checks["host h3"]["mend"].startswith("ssh h3")
+    assert checks["host h3"]["remedy"].startswith("ssh h3")
     assert code == 4
     user.profile(
         scheduler="ssh", hosts=["h1"], runs_root=str(ssh_hosts.shared), environment={"python": "/no/such/python"}

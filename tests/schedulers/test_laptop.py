@@ -1,4 +1,4 @@
-"""llmctl from a laptop: a real Slurm of two nodes, reached by ssh through a jump host, with cut connections."""
+"""llmctl from a laptop: a real Slurm of two nodes behind a jump host."""
 
 import json
 import os
@@ -14,17 +14,17 @@ from tests.schedulers.laptop_site import CLUSTER, Laptop
 from tests.testbeds import login_node, slurm_cluster
 from tests.testbeds.login_node import LoginNode
 from tests.testbeds.slurm_cluster import SlurmCluster
-from tests.testbeds.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 _LOSING_SBATCH = """\
 #!/bin/bash
-# Once, if told so: the job is accepted, and the connection is cut before anybody hears of it.
+# Once, if the flag file exists: the job is accepted, and the connection is cut before the answer.
 answer=$(/usr/bin/sbatch "$@") || exit
 if rm {flag} 2>/dev/null; then
     kill -9 $(pgrep -x sshd | grep -vxF -e "$(cat {ssh}/jump.pid)" -e "$(cat {ssh}/login.pid)")
-    exec sleep 60
+    exec sleep 6000
 fi
 echo "$answer"
 """
@@ -56,7 +56,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
             login.stop()
 
 
-def test_the_doctor_sees_the_cluster_and_a_dry_run_touches_nothing(laptop: Laptop) -> None:
+def test_doctor_reaches_the_cluster_and_a_dry_run_writes_nothing(laptop: Laptop) -> None:
     checks = {
         check["name"]: check for check in json.loads(laptop.llmctl("doctor", "--cluster", CLUSTER, "--json"))["checks"]
     }
@@ -76,9 +76,20 @@ def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None
     waiting = laptop.submit("next", "--after", "train", "--", "hostname")
     follower = laptop.start("logs", "-f", "train")
     assert laptop.status("next")["state"] == "pending" and len(laptop.queue(waiting)) == 1
-    wait_for(lambda: laptop.iteration("train") > 20, 60, "the first iterations")
-    assert laptop.login.drop_sessions() >= 2
-    followed, _ = follower.communicate(timeout=90)
+    wait_for(lambda: laptop.iteration("train") > 20, "the first iterations")
+    assert follower.stdout is not None
+    followed = ""
+    # The run must not end before its follower has lost the connection.
+    with laptop.cluster.paused("LLMCTL_RUN_ID=train\0", "\0LOCAL_RANK="):
+        for words in ("iteration 10/150", "connection to hpc lost"):
+            while words not in followed:
+                line = follower.stdout.readline()
+                assert line, followed
+                followed += line
+            if words.startswith("iteration"):
+                assert laptop.login.drop_sessions() >= 2
+    rest, _ = follower.communicate(timeout=HANG_S)
+    followed += rest
     assert follower.returncode == 0, followed
     assert "connection to hpc lost" in followed and "reconnected to hpc" in followed
     assert re.findall(r"^iteration (\d+)/150 \| loss", followed, re.MULTILINE) == [str(at) for at in range(1, 151)]
@@ -95,19 +106,19 @@ def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None
 
 def test_a_command_on_a_node_returns_its_exit_code(laptop: Laptop) -> None:
     done = laptop.call("interactive", "--cluster", CLUSTER, "--", "bash", "-c", "hostname; exit 7")
-    assert (done.returncode, done.stdout) == (7, "n1\n"), done.stderr
+    assert done.returncode == 7 and done.stdout in ("n1\n", "n2\n"), done.stderr
 
 
 def test_cancel_resume_and_a_secret(laptop: Laptop) -> None:
     secret = "swordfish-" + os.urandom(8).hex()
-    told = laptop.runs / "told"
-    command = f'test "$WORD" && echo "$SLURM_NODEID $WORD" >> {told}; sleep 600'
+    received = laptop.runs / "received"
+    command = f'test "$WORD" && echo "$SLURM_NODEID $WORD" >> {received}; sleep 60000'
     job_id = laptop.submit(
         "doomed", "--nodes", "2", "--secret", "WORD", "--", "bash", "-c", command, env={"WORD": secret}
     )
-    wait_for(lambda: told.exists() and len(told.read_text().splitlines()) == 2, 60, "the secret on two nodes")
-    assert told.read_text().count(secret) == 2
-    told.unlink()
+    wait_for(lambda: received.exists() and len(received.read_text().splitlines()) == 2, "the secret on two nodes")
+    assert received.read_text().count(secret) == 2
+    received.unlink()
     texts = {
         "ps": laptop.cluster.run("ps", "-eo", "args"),
         "scontrol": laptop.cluster.run("scontrol", "--details", "show", "job", job_id),
@@ -122,40 +133,40 @@ def test_cancel_resume_and_a_secret(laptop: Laptop) -> None:
     assert [place for place, text in texts.items() if secret in text] == []
     laptop.llmctl("cancel", "doomed")
     assert laptop.ended("doomed")["state"] == "cancelled"
-    wait_for(lambda: not laptop.cluster.processes("LLMCTL_RUN_ID=doomed"), 20, "the end of all processes")
+    wait_for(lambda: not laptop.cluster.processes("LLMCTL_RUN_ID=doomed"), "the end of all processes")
     assert not list((laptop.runs / ".secrets").glob("doomed*"))
 
     laptop.submit("again", "--set", "training.train_iters=1000000", "--set", "checkpoint.save_interval=1000000")
-    wait_for(lambda: laptop.iteration("again") > 2, 60, "the first iterations")
+    wait_for(lambda: laptop.iteration("again") > 2, "the first iterations")
     laptop.llmctl("cancel", "again")
     saved = laptop.ended("again")
     assert saved["state"] == "cancelled" and saved["iteration"] > 2
     laptop.llmctl("resume", "again")
-    wait_for(lambda: laptop.iteration("again") > saved["iteration"] + 2, 60, "iterations after the checkpoint")
+    wait_for(lambda: laptop.iteration("again") > saved["iteration"] + 2, "iterations after the checkpoint")
     rows = [json.loads(line) for line in (laptop.path("again") / "metrics.jsonl").read_text().splitlines()]
     assert min(row["iteration"] for row in rows if row["attempt"] == 2) == saved["iteration"] + 1
 
 
-def test_a_laptop_an_hour_off_tells_the_same_ages(laptop: Laptop) -> None:
+def test_ages_do_not_depend_on_the_clock_of_the_laptop(laptop: Laptop) -> None:
     """``again`` is running: its heartbeats are fresh, in spite of the laptop's wrong clock."""
     for seconds in (-3600, 3600):
         (run,) = json.loads(laptop.with_clock_off(seconds, "status", "again", "--json"))["runs"]
-        assert run["state"] == "running" and "silent" not in run["detail"] and "heartbeat" not in run["detail"], run
-        assert run["metrics_age_s"] < 60, run
-    told = laptop.with_clock_off(3600, "cancel", "again")
-    assert "cancelled" in told
+        assert run["state"] == "running" and "heartbeat" not in run["detail"], run
+        assert run["metrics_age_s"] < 1800, run
+    output = laptop.with_clock_off(3600, "cancel", "again")
+    assert "cancelled" in output
     laptop.with_clock_off(3600, "submit", "--cluster", CLUSTER, "--run-id", "early", "--", "true")
-    assert abs(laptop.ended("early")["submitted"] - time.time()) < 60
+    assert abs(laptop.ended("early")["submitted"] - time.time()) < 1800
 
 
-def test_a_submit_whose_answer_is_lost_is_found_and_not_sent_twice(laptop: Laptop) -> None:
+def test_a_submit_whose_answer_is_lost_is_found_and_not_repeated(laptop: Laptop) -> None:
     flag = laptop.login.state / "lose"
     wrapper = laptop.login.bin / "sbatch"
     wrapper.write_text(_LOSING_SBATCH.format(flag=flag, ssh=laptop.login.state))
     wrapper.chmod(0o755)
     flag.touch()
     try:
-        done = laptop.call("submit", "--cluster", CLUSTER, "--run-id", "lost", "--", "sleep", "600")
+        done = laptop.call("submit", "--cluster", CLUSTER, "--run-id", "lost", "--", "sleep", "60000")
     finally:
         wrapper.unlink()
     assert not flag.exists()

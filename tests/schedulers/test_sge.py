@@ -1,9 +1,8 @@
-"""llmctl with the bundled profile ``abci`` on a real Grid Engine of four hosts, which sells whole nodes as rt_F."""
+"""llmctl with the bundled profile ``abci`` on a real Grid Engine of four hosts."""
 
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,15 @@ import pytest
 from tests.schedulers.prepared_text import check_preparation
 from tests.schedulers.sge_site import SgeSite
 from tests.testbeds.sge_cluster import SgeCluster, sge_cluster
-from tests.testbeds.waiting import wait_for
+from tests.waiting import wait_for
 
 __all__ = ["sge_cluster"]
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 HOSTS = {"g0001", "g0002", "g0003", "g0004"}
 # Summation over four ranks rounds differently from summation on one rank.
 TOLERANCE = 1e-5
+# Seconds to save, far more than even a loaded machine needs. Who has saved leaves at once.
+GRACE = "3000"
 TRAIN = ("--nodes", "4", "--gpus-per-node", "1", "--set", "training.device=cpu")
 
 
@@ -38,14 +39,14 @@ def same(one: dict[int, float], other: dict[int, float]) -> bool:
     return one.keys() == other.keys() and all(abs(one[at] - other[at]) <= TOLERANCE for at in one)
 
 
-def test_four_nodes_learn_what_one_process_learns(site: SgeSite) -> None:
+def test_four_nodes_have_the_losses_of_one_process(site: SgeSite) -> None:
     first = site.call("submit", "c.yaml", "--cluster", "abci", "--run-id", "mpirun", *TRAIN)
     assert first.returncode == 0, first.stderr
-    assert "abci3" in first.stderr, "not told that the service has ended"
+    assert "abci3" in first.stderr, "no message that the service has ended"
     assert "4 nodes of rt_F" in first.stderr and "4.8 ABCI points" in first.stderr
     by_mpirun = site.status("mpirun")["job_ids"][-1]
     by_torchrun = submit(site, "torchrun", *TRAIN, "--launcher", "torchrun", "--after", "mpirun")
-    waiting = site.wait_until("torchrun", lambda run: "waits for job" in run["detail"] or run["state"] != "pending", 20)
+    waiting = site.wait_until("torchrun", lambda run: "waits for job" in run["detail"] or run["state"] != "pending")
     assert (waiting["state"], waiting["detail"]) == ("pending", f"waits for job {by_mpirun}")
     assert [len(site.queue(job_id)) for job_id in (by_mpirun, by_torchrun)] == [1, 1]
     site.llmctl("submit", "c.yaml", "--cluster", "local", "--run-id", "alone", "--follow")
@@ -85,7 +86,7 @@ def test_text_is_prepared_by_two_nodes(site: SgeSite) -> None:
     check_preparation(site, "abci")
 
 
-def test_a_group_is_missing(site: SgeSite, tmp_path: Path) -> None:
+def test_a_missing_group_is_refused(site: SgeSite, tmp_path: Path) -> None:
     site.write_overlay(tmp_path)
     done = site.call("submit", str(site.home / "c.yaml"), "--cluster", "abci", *TRAIN, env={"HOME": str(tmp_path)})
     assert done.returncode == 3
@@ -102,26 +103,24 @@ def test_a_shell_on_a_compute_node(site: SgeSite) -> None:
     assert modules.endswith("nccl/2.16/2.16.2-1:hpcx/2.12")
     status, seen = site.on_terminal("hostname; tty; exit 5\n", "interactive", "--cluster", "abci")
     assert status == 5 and re.search(r"^g000\d\r?$", seen, re.MULTILINE) and "/dev/pts/" in seen, seen
-    begun = time.monotonic()
     refused = site.call("interactive", "--cluster", "abci", "--nodes", "9", "--", "true")
     assert refused.returncode != 0 and "could not be scheduled" in refused.stderr
-    assert time.monotonic() - begun < 30
 
 
-def test_beside_a_running_rank(site: SgeSite) -> None:
+def test_attach_beside_a_running_rank(site: SgeSite) -> None:
     submit(site, "visited", *TRAIN, "--set", "training.train_iters=100000")
-    wait_for(lambda: site.iteration("visited") > 2, 60, "some iterations")
+    wait_for(lambda: site.iteration("visited") > 2, "some iterations")
     beat = json.loads((site.path("visited") / "attempts/1/heartbeat/rank-00002.json").read_text())
-    inside = "hostname; kill -0 $LLMCTL_RANK_PID && echo lives; kill -KILL $$"
+    inside = "hostname; kill -0 $LLMCTL_RANK_PID && echo running; kill -KILL $$"
     done = site.call("interactive", "--run", "visited", "--rank", "2", "--", "bash", "-c", inside)
-    assert (done.returncode, done.stdout) == (137, f"{beat['host']}\nlives\n"), done.stderr
+    assert (done.returncode, done.stdout) == (137, f"{beat['host']}\nrunning\n"), done.stderr
     keys = "hostname; tty; exit 5\n"
     status, seen = site.on_terminal(keys.replace("\n", "\r"), "interactive", "--run", "visited", "--rank", "2")
     assert status == 5 and beat["host"] in seen and "/dev/pts/" in seen, seen
-    # The death of an attached shell must not count as the job's.
+    # The end of an attached shell by a signal must not end the job.
     before = site.iteration("visited")
-    wait_for(lambda: site.iteration("visited") > before + 2, 30, "more iterations")
-    site.llmctl("cancel", "visited")
+    wait_for(lambda: site.iteration("visited") > before + 2, "more iterations")
+    site.llmctl("cancel", "visited", "--grace", GRACE)
     run = site.ended("visited")
     assert run["state"] == "cancelled" and run["iteration"] > before
     latest = site.path("visited") / "checkpoints" / "latest_checkpointed_iteration.txt"
@@ -129,7 +128,7 @@ def test_beside_a_running_rank(site: SgeSite) -> None:
 
 
 def secret_places(site: SgeSite, job_id: str, run_id: str, secret: str) -> list[str]:
-    """Places with the secret, of all places where it must not be."""
+    """Places that contain the secret, among all places that must not contain it."""
     texts = {
         "qstat -j": site.cluster.run("qstat", "-j", job_id),
         "the spooled script": "".join(
@@ -141,7 +140,7 @@ def secret_places(site: SgeSite, job_id: str, run_id: str, secret: str) -> list[
     )
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            texts[f"the words of {folder.name}"] = (folder / "cmdline").read_text(errors="replace")
+            texts[f"the command line of {folder.name}"] = (folder / "cmdline").read_text(errors="replace")
         except OSError:
             continue
     assert "job_name" in texts["qstat -j"] and "#$ -l rt_F=4" in texts["the spooled script"]
@@ -151,29 +150,29 @@ def secret_places(site: SgeSite, job_id: str, run_id: str, secret: str) -> list[
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: SgeSite, launcher: str) -> None:
     secret = "swordfish-" + os.urandom(8).hex()
-    run_id, told, saved = f"doomed-{launcher}", site.home / f"told-{launcher}", site.home / f"saved-{launcher}"
+    run_id, received, saved = f"doomed-{launcher}", site.home / f"received-{launcher}", site.home / f"saved-{launcher}"
     command = (
         f"trap 'sleep 2; echo $NODE_RANK >>{saved}; exit' TERM; "
-        f'test "$WORD" = "$EXPECTED" && echo "$NODE_RANK $MASTER_ADDR:$MASTER_PORT" >>{told}; sleep 600 & wait'
+        f'test "$WORD" = "$EXPECTED" && echo "$NODE_RANK $MASTER_ADDR:$MASTER_PORT" >>{received}; sleep 60000 & wait'
     )
     job_id = submit(
         site, run_id, "--nodes", "4", "--launcher", launcher, "--secret", "WORD", "--secret", "EXPECTED",
         "--", "bash", "-c", command, env={"WORD": secret, "EXPECTED": secret},
     )  # fmt: skip
     waiting = submit(site, f"never-{launcher}", "--after", run_id, "--", "true")
-    wait_for(lambda: told.exists() and len(told.read_text().splitlines()) == 4, 60, "the secret on four nodes")
+    wait_for(lambda: received.exists() and len(received.read_text().splitlines()) == 4, "the secret on four nodes")
     head = (site.path(run_id) / "attempts/1/hostfile").read_text().split()[0]
     meeting_point = f"10.98.2.{int(head[1:])}:{10000 + int(job_id) % 50000}"
-    assert sorted(told.read_text().splitlines()) == [f"{node} {meeting_point}" for node in range(4)]
+    assert sorted(received.read_text().splitlines()) == [f"{node} {meeting_point}" for node in range(4)]
     assert secret_places(site, job_id, run_id, secret) == []
     assert len(site.cluster.processes(f"LLMCTL_RUN_ID={run_id}")) >= 8
-    site.llmctl("cancel", f"never-{launcher}", run_id)
+    site.llmctl("cancel", f"never-{launcher}", run_id, "--grace", GRACE)
     assert site.ended(run_id)["state"] == "cancelled"
     assert site.ended(f"never-{launcher}")["state"] == "cancelled"
     assert sorted(saved.read_text().split()) == ["0", "1", "2", "3"]
-    wait_for(lambda: not site.cluster.processes(f"LLMCTL_RUN_ID={run_id}"), 20, "the end of all processes")
-    wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), 20, "an empty queue")
-    wait_for(lambda: "exit_status" in site.cluster.run("qacct", "-j", job_id), 20, "the account of the job")
+    wait_for(lambda: not site.cluster.processes(f"LLMCTL_RUN_ID={run_id}"), "the end of all processes")
+    wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), "an empty queue")
+    wait_for(lambda: "exit_status" in site.cluster.run("qacct", "-j", job_id), "the account of the job")
     assert secret not in (site.cluster.state / "root/default/common/accounting").read_text()
     assert not list((site.home / "runs/.secrets").glob(f"{run_id}*"))
 
@@ -182,19 +181,19 @@ def test_a_job_that_grid_engine_ends_at_its_time_limit(site: SgeSite) -> None:
     """The job ignores its stop signal: it leaves no exit.json, and only the accounting knows its end."""
     stubborn = "trap '' TERM; while :; do sleep 1; done"
     job_id = submit(site, "stubborn", "--time", "0:00:14", "--", "bash", "-c", stubborn)
-    run = site.ended("stubborn", 60)
+    run = site.ended("stubborn")
     assert (run["state"], run["job_ids"]) == ("timeout", [job_id])
     assert "time limit" in run["detail"], run
     assert not (site.path("stubborn") / "attempts/1/exit.json").exists()
     assert "37  : qmaster enforced" in site.cluster.run("qacct", "-j", job_id)
 
 
-def test_a_job_in_error_says_why(site: SgeSite) -> None:
+def test_a_job_in_error_shows_its_reason(site: SgeSite) -> None:
     for host in HOSTS:
         site.cluster.run("mount", "-t", "tmpfs", "none", str(site.home / "runs"), host=host)
     try:
         job_id = submit(site, "unseen", "--", "true")
-        run = site.wait_until("unseen", lambda run: "in error" in run["detail"], 30)
+        run = site.wait_until("unseen", lambda run: "in error" in run["detail"])
     finally:
         for host in HOSTS:
             site.cluster.run("umount", str(site.home / "runs"), host=host)
@@ -202,7 +201,7 @@ def test_a_job_in_error_says_why(site: SgeSite) -> None:
     assert "can't chdir to" in run["detail"] and "No such file" in run["detail"]
     site.llmctl("cancel", "unseen")
     assert site.ended("unseen")["state"] == "cancelled"
-    wait_for(lambda: not site.queue(job_id), 20, "an empty queue")
+    wait_for(lambda: not site.queue(job_id), "an empty queue")
 
 
 def nodes_of(site: SgeSite) -> list[dict[str, object]]:
@@ -210,7 +209,7 @@ def nodes_of(site: SgeSite) -> list[dict[str, object]]:
 
 
 def test_nodes(site: SgeSite) -> None:
-    wait_for(lambda: all(node["state"] == "idle" for node in nodes_of(site)), 30, "idle nodes")
+    wait_for(lambda: all(node["state"] == "idle" for node in nodes_of(site)), "idle nodes")
     site.cluster.run("qmod", "-d", "gpu@g0002")
     try:
         nodes = nodes_of(site)
@@ -227,15 +226,15 @@ def test_power_cut_of_the_head_and_a_second_attempt(site: SgeSite) -> None:
     site.cluster.configure("reschedule_unknown", "00:00:05")
     changes = ("--set", "training.train_iters=100000", "--set", "checkpoint.save_interval=20")
     submit(site, "cut", "--nodes", "2", *TRAIN[2:], *changes)
-    wait_for(lambda: site.iteration("cut") > 40, 60, "some iterations")
+    wait_for(lambda: site.iteration("cut") > 40, "some iterations")
     head, other = site.status("cut")["hosts"]
     # Grid Engine 8.1.9 sends a job to a new head while that host still removes the job's tasks of the first attempt.
-    # The host then drops the order ("removing unreferenced job"). The job therefore goes to two other hosts.
+    # The host then drops the request ("removing unreferenced job"). So the job uses two other hosts.
     site.cluster.run("qmod", "-d", f"gpu@{other}")
     site.cluster.cut_power(head)
     try:
         before = site.iteration("cut")
-        site.wait_until("cut", lambda run: run["attempts"] == 2 and run["iteration"] > before, 120, 1)
+        site.wait_until("cut", lambda run: run["attempts"] == 2 and run["iteration"] > before)
         down = [node for node in nodes_of(site) if node["state"] == "down"]
         assert [(node["name"], node["reason"]) for node in down] == [(head, "the node does not answer")]
     finally:
@@ -246,5 +245,5 @@ def test_power_cut_of_the_head_and_a_second_attempt(site: SgeSite) -> None:
     assert (run["state"], run["attempts"]) == ("cancelled", 2) and not {head, other} & set(run["hosts"])
     rows = [json.loads(line) for line in (site.path("cut") / "metrics.jsonl").read_text().splitlines()]
     again = [row["iteration"] for row in rows if row["attempt"] == 2]
-    assert 20 < again[0] <= before + 20, "the second attempt did not go on from a checkpoint"
+    assert 20 < again[0] <= before + 20, "the second attempt did not continue from a checkpoint"
     assert "started the job again" in site.job_log("cut")

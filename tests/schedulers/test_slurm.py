@@ -12,13 +12,14 @@ import pytest
 from tests.schedulers.prepared_text import check_preparation
 from tests.schedulers.slurm_site import Site
 from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster
-from tests.testbeds.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 
 __all__ = ["slurm_cluster"]
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 NODES = ("n1", "n2", "n3", "n4")
 # Summation over four ranks rounds differently from summation on one rank.
 TOLERANCE = 1e-5
+ENDLESS = ("--set", "training.train_iters=1000000")
 # Read during collection, because tests do not see the LLMCTL_* variables of the caller.
 REAL_PYXIS, REAL_IMAGE = os.environ.get("LLMCTL_TEST_PYXIS"), os.environ.get("LLMCTL_TEST_IMAGE")
 
@@ -35,7 +36,7 @@ def same(one: dict[int, float], other: dict[int, float]) -> bool:
     return one.keys() == other.keys() and all(abs(one[at] - other[at]) <= TOLERANCE for at in one)
 
 
-def test_four_nodes_learn_what_one_process_learns(site: Site) -> None:
+def test_four_nodes_have_the_losses_of_one_process(site: Site) -> None:
     by_torchrun = site.submit("torchrun", "--nodes", "4")
     by_srun = site.submit("srun", "--nodes", "4", "--launcher", "srun", "--after", "torchrun")
     follower = site.start("logs", "-f", "torchrun")
@@ -60,11 +61,11 @@ def test_four_nodes_learn_what_one_process_learns(site: Site) -> None:
         beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(4)]
         assert [beat["host"] for beat in beats] == [*NODES]
         assert same(site.losses(run_id), site.losses("alone"))
-    followed, _ = follower.communicate(timeout=30)
+    followed, _ = follower.communicate(timeout=HANG_S)
     assert follower.returncode == 0 and "iteration 12/12" in followed
 
 
-def test_mpirun_starts_ranks_and_gpus_are_handed_on(site: Site) -> None:
+def test_mpirun_starts_ranks_and_passes_gpus_on(site: Site) -> None:
     site.submit("mpirun", "--nodes", "2", "--launcher", "mpirun")
     site.submit("gpus", "--nodes", "2", "--resource-type", "gpu", "--", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert site.ended("mpirun")["state"] == "completed", site.job_log("mpirun")
@@ -80,42 +81,44 @@ def test_text_is_prepared_by_two_nodes(site: Site) -> None:
 
 def test_a_shell_on_a_compute_node(site: Site) -> None:
     done = site.call("interactive", "--cluster", "bed", "--", "bash", "-c", "hostname; exit 7")
-    assert (done.returncode, done.stdout) == (7, "n1\n"), done.stderr
+    assert done.returncode == 7 and done.stdout.strip() in NODES, done.stderr
     status, seen = site.on_terminal("hostname; tty; exit 5\n", "interactive", "--cluster", "bed", "--nodes", "2")
-    assert status == 5 and re.search(r"^n1\r?$", seen, re.MULTILINE) and "/dev/pts/" in seen, seen
-    # An impossible request is refused, and does not wait.
+    assert status == 5 and re.search(r"^n[1-4]\r?$", seen, re.MULTILINE) and "/dev/pts/" in seen, seen
+    # An impossible request is refused at once.
     refused = site.call("interactive", "--cluster", "bed", "--nodes", "9", "--", "true")
     assert refused.returncode != 0 and "salloc: error: " in refused.stderr
 
 
 def test_power_cut_requeue_and_resume(site: Site) -> None:
-    """A node dies during a run: Slurm requeues the job, which continues on another node with the same losses."""
+    """Slurm requeues the job of a failed node, and the run continues with the same losses."""
     changes = ["--set", "training.train_iters=300", "--set", "checkpoint.save_interval=20"]
     job_id = site.submit("cut", "--nodes", "2", "--launcher", "srun", *changes)
-    wait_for(lambda: site.iteration("cut") > 60, 150, "60 iterations")
+    wait_for(lambda: site.iteration("cut") > 60, "60 iterations")
     before = site.iteration("cut")
     assert before < 250, "the run was over before the power could be cut"
     site.cluster.cut_power("n2")
+    # Slurm finds out after SlurmdTimeout, which is long here: a loaded machine is slow to answer, too.
+    site.cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=power")
     try:
-        run = site.wait_until("cut", lambda run: run["state"] == "pending", 90, 1)
+        run = site.wait_until("cut", lambda run: run["state"] == "pending")
         assert run["attempts"] == 1 and run["detail"]
         (down,) = [node for node in nodes_of(site) if node["name"] == "n2"]
         assert down["state"] == "down"
         # Slurm waits two minutes before it restarts a job.
         site.cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
         assert len(site.queue(job_id)) == 1
-        run = site.ended("cut", 150)
+        run = site.ended("cut")
     finally:
         site.cluster.restore_power("n2")
     assert (run["state"], run["attempts"], run["iteration"]) == ("completed", 2, 300), site.job_log("cut")
     assert len(run["hosts"]) == 2 and "n2" not in run["hosts"]
     rows = [json.loads(line) for line in (site.path("cut") / "metrics.jsonl").read_text().splitlines()]
     again = [row["iteration"] for row in rows if row["attempt"] == 2]
-    assert 40 < again[0] <= before + 21, "the second attempt did not go on from a checkpoint"
+    assert 40 < again[0] <= before + 21, "the second attempt did not continue from a checkpoint"
     site.submit("whole", "--nodes", "1", *changes)
     assert site.ended("whole")["state"] == "completed"
     assert same(site.losses("cut"), site.losses("whole"))
-    wait_for(lambda: all(node["state"] == "idle" for node in nodes_of(site)), 60, "four idle nodes")
+    wait_for(lambda: all(node["state"] == "idle" for node in nodes_of(site)), "four idle nodes")
 
 
 def nodes_of(site: Site) -> list[dict[str, object]]:
@@ -130,31 +133,45 @@ def test_a_drained_node_is_shown_with_its_reason(site: Site) -> None:
         assert str(node["reason"]).startswith("bad gpu 0, see ticket 12 of the [ops] team (root, ")
         assert (node["gpus"], node["cores"]) == (2, 8)
         job_id = site.submit("undrained", "--nodes", "4", "--", "true")
-        run = site.wait_until("undrained", lambda run: "down, drained" in run["detail"], 30)
+        run = site.wait_until("undrained", lambda run: "down, drained" in run["detail"])
         assert run["state"] == "pending" and len(site.queue(job_id)) == 1
     finally:
         site.cluster.resume("n2")
     assert site.ended("undrained")["state"] == "completed"
 
 
-def test_a_time_limit_is_met_with_everything_saved_and_a_rank_can_be_visited(site: Site) -> None:
-    site.submit("short", "--nodes", "2", "--time", "0:00:50", "--set", "training.train_iters=1000000")
-    wait_for(lambda: site.iteration("short") > 2, 60, "the first iterations")
+def test_attach_reaches_a_rank(site: Site) -> None:
+    site.submit("attached", "--nodes", "2", *ENDLESS)
+    wait_for(lambda: site.iteration("attached") > 2, "the first iterations")
+    first, second = site.status("attached")["hosts"]
     keys = "hostname; kill -0 $LLMCTL_RANK_PID && exit 3\n"
-    status, seen = site.on_terminal(keys, "interactive", "--run", "short", "--rank", "0")
-    assert status == 3 and re.search(r"^n1\r?$", seen, re.MULTILINE), seen
+    status, seen = site.on_terminal(keys, "interactive", "--run", "attached", "--rank", "0")
+    assert status == 3 and re.search(rf"^{first}\r?$", seen, re.MULTILINE), seen
     command = ("bash", "-c", "hostname; kill -0 $LLMCTL_RANK_PID")
-    beside = site.call("interactive", "--run", "short", "--rank", "1", "--", *command)
-    assert (beside.returncode, beside.stdout) == (0, "n2\n"), beside.stderr
-    run = site.ended("short")
-    assert run["state"] == "timeout" and "time limit" in run["detail"], run
-    latest = site.path("short") / "checkpoints" / "latest_checkpointed_iteration.txt"
-    assert int(latest.read_text()) == run["iteration"] > 0
-    assert run["ended"] - run["started"] < 50
+    beside = site.call("interactive", "--run", "attached", "--rank", "1", "--", *command)
+    assert (beside.returncode, beside.stdout) == (0, f"{second}\n"), beside.stderr
+    site.llmctl("cancel", "attached")
+    assert site.ended("attached")["state"] == "cancelled"
+
+
+def test_a_run_saves_before_its_time_limit(site: Site) -> None:
+    """The job is asked to stop after half its limit, because its seconds to save are more than that."""
+    for minutes in (1, 4, 16):
+        run_id = f"short-{minutes}"
+        site.submit(run_id, "--nodes", "2", "--time", f"0:{minutes:02d}:00", *ENDLESS)
+        run = site.ended(run_id)
+        assert run["state"] == "timeout" and "time limit" in run["detail"], run
+        # A busy machine may need a longer limit before there is anything to save. Who has trained has time to save:
+        # an iteration and a small checkpoint take less than the start of the ranks.
+        if site.iteration(run_id) > 2:
+            break
+    latest = site.path(run_id) / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert int(latest.read_text()) == run["iteration"] > 2
+    assert run["exit_code"] == 0, "ended by Slurm"
 
 
 def secret_places(site: Site, job_id: str, run_id: str, secret: str) -> list[str]:
-    """Places with the secret, of all places where it must not be."""
+    """Places that contain the secret, among all places that must not contain it."""
     run = site.cluster.run
     texts = {
         "scontrol show job": run("scontrol", "--details", "show", "job", job_id),
@@ -168,7 +185,7 @@ def secret_places(site: Site, job_id: str, run_id: str, secret: str) -> list[str
     )
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            texts[f"the words of {folder.name}"] = (folder / "cmdline").read_text(errors="replace")
+            texts[f"the command line of {folder.name}"] = (folder / "cmdline").read_text(errors="replace")
         except OSError:
             continue
     assert "HOME=" in texts["sacct's environment"] and "job.sh" in texts["sacct's script"]
@@ -177,23 +194,23 @@ def secret_places(site: Site, job_id: str, run_id: str, secret: str) -> list[str
 
 def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: Site) -> None:
     secret = "swordfish-" + os.urandom(8).hex()
-    told = site.home / "told"
-    command = f'test "$WORD" = "$EXPECTED" && echo "$SLURM_NODEID" >> {told}; sleep 600 & sleep 600'
+    received = site.home / "received"
+    command = f'test "$WORD" = "$EXPECTED" && echo "$SLURM_NODEID" >> {received}; sleep 60000 & sleep 60000'
     job_id = site.submit(
         "doomed", "--nodes", "4", "--secret", "WORD", "--secret", "EXPECTED", "--", "bash", "-c", command,
         env={"WORD": secret, "EXPECTED": secret},
     )  # fmt: skip
     waiting = site.submit("never", "--after", "doomed", "--", "true")
-    wait_for(lambda: told.exists() and len(told.read_text().split()) == 4, 60, "the secret on four nodes")
+    wait_for(lambda: received.exists() and len(received.read_text().split()) == 4, "the secret on four nodes")
     environment = ("sacct", "--jobs", job_id, "--env-vars")
-    wait_for(lambda: "HOME=" in site.cluster.run(*environment), 60, "the accounting, which is a little behind")
+    wait_for(lambda: "HOME=" in site.cluster.run(*environment), "the accounting, which has a short delay")
     assert secret_places(site, job_id, "doomed", secret) == []
     assert len(site.cluster.processes("LLMCTL_RUN_ID=doomed")) >= 8
     site.llmctl("cancel", "never", "doomed")
     assert site.ended("doomed")["state"] == "cancelled"
     assert site.ended("never")["state"] == "cancelled"
-    wait_for(lambda: not site.cluster.processes("LLMCTL_RUN_ID=doomed"), 20, "the end of all processes")
-    wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), 20, "an empty queue")
+    wait_for(lambda: not site.cluster.processes("LLMCTL_RUN_ID=doomed"), "the end of all processes")
+    wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), "an empty queue")
     assert not list((site.home / "runs/.secrets").glob("doomed*"))
 
 
@@ -203,30 +220,30 @@ def kill_job_script(site: Site, run_id: str) -> None:
     site.cluster.on_node(started["host"], "kill", "-KILL", str(started["pid"]))
 
 
-def test_without_accounting(site: Site) -> None:
+def test_an_outage_of_the_accounting(site: Site) -> None:
     """Without exit.json, the queue knows a job's end for some minutes, then only the accounting does."""
-    jobs = {run_id: site.submit(run_id, "--", "sleep", "600") for run_id in ("seen", "forgotten")}
+    jobs = {run_id: site.submit(run_id, "--", "sleep", "60000") for run_id in ("seen", "forgotten")}
     for run_id in jobs:
         site.wait_until(run_id, lambda run: run["state"] == "running" and run["attempt"] == 1)
     site.cluster.stop_accounting()
     try:
         kill_job_script(site, "seen")
-        assert site.ended("seen", 60)["state"] == "failed"
+        assert site.ended("seen")["state"] == "failed"
         site.cluster.forget_jobs_after(2)
         kill_job_script(site, "forgotten")
         known = ("squeue", "--noheader", "--states=all", "--format=%i")
-        wait_for(lambda: jobs["forgotten"] not in site.cluster.run(*known).split(), 150, "an empty queue")
+        wait_for(lambda: jobs["forgotten"] not in site.cluster.run(*known).split(), "an empty queue")
         run = site.status("forgotten")
         assert run["state"] == "unknown" and "accounting" in run["detail"], run
     finally:
         site.cluster.start_accounting()
         site.cluster.forget_jobs_after(300)
-    run = site.ended("forgotten", 60)
+    run = site.ended("forgotten")
     assert (run["state"], run["exit_code"]) == ("failed", 137)
 
 
 def test_containers_by_pyxis(site: Site, tmp_path: Path) -> None:
-    """With the stand-in, or the real plugin where LLMCTL_TEST_PYXIS names it and LLMCTL_TEST_IMAGE an image."""
+    """With the stand-in, or with the real plugin LLMCTL_TEST_PYXIS and the image LLMCTL_TEST_IMAGE."""
     image, records = REAL_IMAGE or str(tmp_path / "image.sqsh"), tmp_path / "records"
     asked = ("--nodes", "2", "--container", image, "--mount", f"{tmp_path}:/work", "--", "hostname")
     refused = site.call("submit", "--cluster", "bed-pyxis", "--run-id", "refused", *asked)

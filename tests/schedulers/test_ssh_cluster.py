@@ -7,13 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.schedulers.ssh_site import Site, wait_until
+from tests.schedulers.ssh_site import Site
 from tests.testbeds.ssh_hosts import GATE, SshHosts, ssh_hosts
+from tests.waiting import HANG_S, wait_for
 
 __all__ = ["ssh_hosts"]
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 # Summation over four ranks rounds differently from summation on one rank.
 TOLERANCE = 1e-5
+# Seconds to save, far more than even a loaded machine needs. Who has saved leaves at once.
+GRACE = "3000"
 COUNT = ("bash", "-c", "for ((i = 1; i <= 100; i++)); do echo line $i; sleep 0.4; done")
 
 
@@ -27,17 +30,17 @@ def site(ssh_hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Itera
     assert not ssh_hosts.processes(str(ssh_hosts.shared / "runs")), "something is still running"
 
 
-def test_four_hosts_learn_what_one_process_learns(site: Site) -> None:
+def test_four_hosts_have_the_losses_of_one_process(site: Site) -> None:
     site.submit("four", "--nodes", "4")
     # The llmctl that follows the run is killed and started again: neither the run nor its log loses anything.
     first = site.start("logs", "-f", "four")
     assert first.stdout is not None
     assert first.stdout.readline()
     first.send_signal(signal.SIGKILL)
-    first.wait(10)
+    first.wait(HANG_S)
     again = site.start("logs", "-f", "-n", "1000", "four")
     site.submit("one", "--nodes", "1")
-    output, _ = again.communicate(timeout=120)
+    output, _ = again.communicate(timeout=HANG_S)
     assert again.returncode == 0, output + site.logs("four")
     assert [f"iteration {at}/12 | loss" in output for at in range(1, 13)] == [True] * 12, output
     run = site.ended("four")
@@ -75,27 +78,29 @@ def test_secrets_reach_every_host_and_stay_on_none(site: Site, monkeypatch: pyte
     assert holders.stdout == b""
 
 
-def test_cancelled_on_every_host_and_resumed(site: Site) -> None:
-    site.submit("long", "--nodes", "2", "--set", "training.train_iters=150")
-    wait_until(lambda: site.iteration("long") > 10, 90, lambda: site.logs("long"))
+def test_a_run_is_cancelled_on_every_host_and_resumed(site: Site) -> None:
+    endless = ("--set", "training.train_iters=1000000", "--set", "checkpoint.save_interval=1000000")
+    site.submit("long", "--nodes", "2", *endless)
+    wait_for(lambda: site.iteration("long") > 10, lambda: site.logs("long"))
     shown = site.llmctl(
         "interactive", "--run", "long", "--rank", "1", "--", "bash", "-c", "hostname; echo $LLMCTL_RANK"
     )
     assert shown == "h2\n1\n"
-    printed = site.llmctl("cancel", "long", "--grace", "30")
+    printed = site.llmctl("cancel", "long", "--grace", GRACE)
     assert "saved at iteration" in printed, printed + site.logs("long")
     assert not site.hosts.processes(str(site.path("long")))
     assert site.status("long")["state"] == "cancelled"
     before = site.iteration("long")
-    assert before < 150, "it was over before it could be cancelled"
     site.llmctl("resume", "long")
-    run = site.ended("long", 120)
-    assert (run["state"], run["attempts"], run["iteration"]) == ("completed", 2, 150), site.logs("long")
+    wait_for(lambda: site.iteration("long") > before + 2, lambda: site.logs("long"))
+    assert "saved at iteration" in site.llmctl("cancel", "long", "--grace", GRACE)
+    run = site.status("long")
+    assert (run["state"], run["attempts"]) == ("cancelled", 2), site.logs("long")
     rows = [json.loads(line) for line in (site.path("long") / "metrics.jsonl").read_text().splitlines()]
     assert next(row["iteration"] for row in rows if row["attempt"] == 2) == before + 1
 
 
-def test_a_cut_network_is_told_of_and_lived_through(site: Site) -> None:
+def test_a_run_survives_a_cut_network_with_a_warning(site: Site) -> None:
     site.submit("count", "--nodes", "1", "--", *COUNT)
     follower = site.start("logs", "-f", "-n", "1000", "count")
     assert follower.stdout is not None
@@ -108,7 +113,7 @@ def test_a_cut_network_is_told_of_and_lived_through(site: Site) -> None:
         lines.append(follower.stdout.readline())
         assert lines[-1], lines
     site.hosts.heal_network(GATE)
-    rest, _ = follower.communicate(timeout=120)
+    rest, _ = follower.communicate(timeout=HANG_S)
     output = "".join(lines) + rest
     assert follower.returncode == 0, output
     assert "connected" in rest
@@ -116,11 +121,12 @@ def test_a_cut_network_is_told_of_and_lived_through(site: Site) -> None:
     assert counted == [str(number) for number in range(1, 101)], output
 
 
-def test_a_host_that_dies_ends_the_run_and_is_refused_afterwards(site: Site) -> None:
-    site.submit("dies", "--nodes", "4", "--", "sleep", "300")
+def test_a_lost_host_ends_the_run_and_is_refused_afterwards(site: Site) -> None:
+    site.submit("dies", "--nodes", "4", "--", "sleep", "30000")
     site.hosts.cut_power("h4")
-    assert site.status("dies")["state"] == "running"
-    run = site.ended("dies", 60)
+    # On a busy machine the other hosts may have missed h4 before the answer comes.
+    assert site.status("dies")["state"] in ("running", "failed")
+    run = site.ended("dies")
     assert (run["state"], run["exit_code"]) == ("failed", 1), site.logs("dies")
     assert "node 3 (h4) has sent no heartbeat" in site.llmctl("logs", "dies", "--job")
     assert not site.hosts.processes(str(site.path("dies")))
@@ -147,11 +153,11 @@ def test_a_changed_host_key_is_refused(site: Site) -> None:
         site.hosts.undo_rekey("h2")
 
 
-def test_a_job_that_does_not_begin_on_one_host_is_ended_on_all(site: Site) -> None:
+def test_a_job_that_does_not_start_on_one_host_is_ended_on_all(site: Site) -> None:
     """A folder blocks the first file of one host's job.sh, after the other hosts have started."""
     site.hosts.on_host("h2", "mount", "-t", "tmpfs", "none", str(site.hosts.shared))
     try:
-        refused = site.call("submit", "--cluster", "lab", "--nodes", "3", "--run-id", "never", "--", "sleep", "300")
+        refused = site.call("submit", "--cluster", "lab", "--nodes", "3", "--run-id", "never", "--", "sleep", "30000")
         assert refused.returncode == 4 and "h2: job.sh cannot be started" in refused.stderr, refused.stderr
         assert "one folder that all hosts see" in refused.stderr
         assert_nothing_left(site, "never")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -19,18 +18,19 @@ import pytest
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.ssh.failures import ConnectionLost
+from llmctl.transport.ssh.transport import RemoteTransport
 from tests.schedulers.ssh_clients import client_environ, master, refusal, transport
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
-from tests.testbeds.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 
 __all__ = ["ssh_hosts"]
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 
 # --- Failures on the route
 
 
-def test_hosts_that_are_not_there(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+def test_unreachable_hosts(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     environ = client_environ(
         ssh_hosts, tmp_path, "Host unused", "  HostName 127.0.0.1", "  Port 1", "Host silent", "  HostName 127.0.0.1"
     )
@@ -40,21 +40,19 @@ def test_hosts_that_are_not_there(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     assert "there is no host of this name" in refusal("no-such-host.invalid", environ, transient=False)
     ssh_hosts.stop_sshd("h3")
     try:
-        told = refusal("h3", environ, transient=True, first_patience_s=0.5)
-        assert "h3: the jump host gate cannot reach the host (10.98.3.3 port 22): " in told
+        message = refusal("h3", environ, transient=True, first_patience_s=0.5)
+        assert "h3: the jump host gate cannot reach the host (10.98.3.3 port 22): " in message
     finally:
         ssh_hosts.start_sshd("h3")
     ssh_hosts.cut_network("h3")
     try:
-        began = time.monotonic()
-        told = refusal("h3", environ, transient=True, first_patience_s=0.5)
-        assert "h3: not reached through the jump host gate within 5 s" in told
-        assert time.monotonic() - began < 12
+        message = refusal("h3", environ, transient=True, first_patience_s=0.5)
+        assert "h3: not reached through the jump host gate within 5 s" in message
     finally:
         ssh_hosts.heal_network("h3")
 
 
-def test_a_port_that_is_no_ssh_server(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+def test_a_port_without_an_ssh_server(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 Bad\r\n" * 200), daemon=True).start()
@@ -64,58 +62,57 @@ def test_a_port_that_is_no_ssh_server(ssh_hosts: SshHosts, tmp_path: Path) -> No
         )
 
 
-def lost(made: object, found: dict[str, float], name: str) -> None:
-    began = time.monotonic()
-    try:
-        made.run(["sleep", "70"], timeout_s=80)  # type: ignore[attr-defined]
-    except ConnectionLost:
-        found[name] = time.monotonic() - began
+def lose(made: RemoteTransport) -> None:
+    with pytest.raises(ConnectionLost):
+        made.run(["sleep", "7000"], timeout_s=8000)
 
 
-def test_a_cut_network_is_noticed_in_front_of_the_jump_host_and_behind_it(ssh_hosts: SshHosts) -> None:
-    environ, found = ssh_hosts.environ(), {}
+def test_a_cut_network_is_noticed_before_and_behind_the_jump_host(ssh_hosts: SshHosts) -> None:
+    environ = ssh_hosts.environ()
     log = ssh_hosts.local / "log"
     with transport("gate", environ) as direct, transport("h2", environ) as behind, transport("h1", environ) as through:
         for made in (direct, behind, through):
             made.write_files([FileWrite(str(log), b"abcdef")])
         ssh_hosts.cut_network("h2")
-        threads = [threading.Thread(target=lost, args=(behind, found, "behind"))]
-        threads[0].start()
-        threads[0].join(45)
+        lose(behind)
         ssh_hosts.heal_network("h2")
-        assert 5 < found["behind"] < 30
         # A call that only reads is repeated on a new connection, with a warning.
         assert behind.read_parts([FileRead(str(log), 2)])[0].data == b"cdef"
         assert behind.warnings[0] == "connection to h2 lost; reconnecting"
         assert behind.warnings[1].startswith("reconnected to h2 after ")
         ssh_hosts.cut_network("gate")
-        threads = [threading.Thread(target=lost, args=(direct, found, "direct"))]
-        threads[0].start()
-        healing = threading.Timer(32, ssh_hosts.heal_network, ["gate"])
+        lose(direct)
+
+        def heal() -> None:
+            wait_for(lambda: bool(through.warnings), "the loss, in front of the jump host")  # type: ignore[attr-defined]
+            ssh_hosts.heal_network("gate")
+
+        healing = threading.Thread(target=heal)
         healing.start()
-        began = time.monotonic()
         assert through.read_parts([FileRead(str(log), 3)])[0].data == b"def"
-        assert 25 < time.monotonic() - began < 60
         healing.join()
-        threads[0].join(10)
-        assert 5 < found["direct"] < 30
         assert through.warnings[0] == "connection to h1 lost; reconnecting"
         assert through.warnings[1].startswith("reconnected to h1 after ")
-    wait_for(lambda: not ssh_hosts.processes("sleep 70"), 40, "the end of commands that nobody waits for")
+    wait_for(lambda: not ssh_hosts.processes("sleep 7000"), "the end of commands whose caller has ended")
 
 
-def test_an_ended_session_and_jobs_that_live_on(ssh_hosts: SshHosts) -> None:
+def test_detached_jobs_survive_an_ended_session(ssh_hosts: SshHosts) -> None:
     with transport("h2", ssh_hosts.environ()) as made:
-        job = made.start_detached(["sleep", "50"], cwd="/", log=str(ssh_hosts.local / "job.log"))
-        timer = threading.Timer(0.5, ssh_hosts.drop_sessions, ["h2"])
-        timer.start()
+        job = made.start_detached(["sleep", "5000"], cwd="/", log=str(ssh_hosts.local / "job.log"))
+
+        def drop() -> None:
+            wait_for(lambda: ssh_hosts.processes("sleep 3000"), "the command")
+            ssh_hosts.drop_sessions("h2")
+
+        dropping = threading.Thread(target=drop)
+        dropping.start()
         with pytest.raises(ConnectionLost, match="h2: connection lost while `sleep` ran; the outcome is unknown"):
-            made.run(["sleep", "30"], timeout_s=40)
-        timer.join()
+            made.run(["sleep", "3000"], timeout_s=4000)
+        dropping.join()
         assert made.inspect_processes([job]).alive == (True,)
-        assert "sleep 30" not in " ".join(sum(ssh_hosts.processes("sleep").values(), []))
-        made.run(["kill", str(job.pid)], timeout_s=10)
-        wait_for(lambda: made.inspect_processes([job]).alive == (False,), 10, "the job's end")
+        wait_for(lambda: not ssh_hosts.processes("sleep 3000"), "the end of the command")
+        made.run(["kill", str(job.pid)], timeout_s=HANG_S)
+        wait_for(lambda: made.inspect_processes([job]).alive == (False,), "the job's end")
 
 
 # --- The user's terminal
@@ -139,7 +136,7 @@ def set_size(terminal: int, rows: int, columns: int) -> None:
 
 
 class Session:
-    """``run_interactive`` of llmctl on a terminal of its own."""
+    """``run_interactive`` of llmctl on a new terminal."""
 
     def __init__(self, environ: dict[str, str], host: str, cwd: str, *argv: str) -> None:
         self.ours, theirs = pty.openpty()
@@ -165,23 +162,23 @@ class Session:
         except OSError:
             return
 
-    def sees(self, words: str, patience_s: float = 20) -> None:
-        wait_for(lambda: words in self.seen, patience_s, lambda: f"{words!r} in {self.seen!r}")
+    def sees(self, words: str) -> None:
+        wait_for(lambda: words in self.seen, lambda: f"{words!r} in {self.seen!r}")
 
     def type(self, keys: str) -> None:
         os.write(self.ours, keys.encode())
 
     def sees_while_typing(self, keys: str, words: str) -> None:
-        """Type repeatedly: bash runs a trap after the line that it reads, and the new size may come after that line."""
+        """Type until the words appear: the new size may arrive after a line was read."""
 
         def is_seen() -> bool:
             self.type(keys)
             return words in self.seen
 
-        wait_for(is_seen, 20, lambda: f"{words!r} in {self.seen!r}")
+        wait_for(is_seen, lambda: f"{words!r} in {self.seen!r}")
 
     def end(self) -> None:
-        self.process.wait(20)
+        self.process.wait(HANG_S)
         assert termios.tcgetattr(self.theirs) == self.before
         os.close(self.theirs)
         os.close(self.ours)
@@ -215,7 +212,7 @@ def test_a_command_on_a_real_terminal(ssh_hosts: SshHosts, tmp_path: Path, way: 
         by_number = Session(environ, "h1", "/", "bash", "-c", "exit 255")
         by_number.sees("[status 255]")
         by_number.end()
-        dropped = Session(environ, "h1", "/", "bash", "-c", "echo ready; sleep 40")
+        dropped = Session(environ, "h1", "/", "bash", "-c", "echo ready; sleep 4000")
         dropped.sees("ready")
         ssh_hosts.drop_sessions("h1")
         dropped.sees("[ConnectionLost: h1: connection lost")
@@ -224,12 +221,12 @@ def test_a_command_on_a_real_terminal(ssh_hosts: SshHosts, tmp_path: Path, way: 
 
 def test_a_command_without_a_terminal_keeps_its_streams_apart(ssh_hosts: SshHosts) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SESSION, "h1", "/", "sh", "-c", "cat; echo told >&2; exit 5"],
+        [sys.executable, "-c", SESSION, "h1", "/", "sh", "-c", "cat; echo note >&2; exit 5"],
         env={**ssh_hosts.environ(), "PYTHONPATH": str(Path(__file__).parents[2])},
         input=b"line\n\xff\n" * 20_000,
         capture_output=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
     )
     assert done.stdout == b"line\n\xff\n" * 20_000 + b"[status 5]\n"
-    assert done.stderr == b"told\n"
+    assert done.stderr == b"note\n"

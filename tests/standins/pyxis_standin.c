@@ -1,6 +1,6 @@
 /*
  * Stand-in for NVIDIA's pyxis, for tests on a real Slurm: takes the same options (those of 0.24.0), refuses what pyxis
- * refuses before it starts a container, writes down what each task was given, and runs the task on the bare node.
+ * refuses before it starts a container, records the options of each task, and runs the task on the node itself.
  *
  * plugstack.conf:  required /path/pyxis_standin.so /folder/of/the/records
  * A record is called JOB.STEP.TASK and holds "option=value" strings, each ended by NUL.
@@ -97,7 +97,7 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
     return 0;
 }
 
-/* As pyxis does it: without an image or a name there is no container, and the task runs on the bare node. */
+/* As pyxis does it: without an image or a name there is no container, and the task runs on the node itself. */
 int slurm_spank_init_post_opt(spank_t spank, int argc, char **argv)
 {
     (void)argc;

@@ -33,7 +33,7 @@ if [[ -e $1/$2 ]]; then cat "$1/$2"; fi
 class ScriptedBackend:
     """Answers from ``folder``: ``queue``, ``accounting``, ``cancel``, ``nodes``.
 
-    A file X.error makes X fail with the file's text; X.do runs before X.
+    A file X.error makes X fail with the file's text. X.do runs before X.
     """
 
     folder: Path

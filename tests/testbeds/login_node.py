@@ -1,7 +1,7 @@
-"""A real sshd on the login node of the test's Slurm cluster, behind a jump host, as a user's laptop reaches it.
+"""A real sshd on the login node of the test's Slurm cluster, behind a jump host.
 
 The sshd processes live in the login node's namespaces and end with it. One link, with a name and addresses for this run
-alone, leads to the jump host; the login node itself listens on the cluster's private network only. Root's home on the
+only, leads to the jump host; the login node itself listens on the cluster's private network only. Root's home on the
 login node is a folder of the test, and only the login shell has Slurm in its PATH, as on sites with a Slurm module.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.testbeds.slurm_cluster import SlurmCluster
 from tests.testbeds.slurm_conf import LOGIN, NETWORK
-from tests.testbeds.waiting import wait_for
+from tests.waiting import wait_for
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "pgrep")
 _SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -76,7 +76,7 @@ class LoginNode:
         for folder in (self.home, self.bin, self.state / "client"):
             folder.mkdir(parents=True)
         self._set_home()
-        self.say_at_login("")
+        self.set_login_lines("")
         self._make_link()
         for name in ("user", "jump", "login"):
             key = self.state / ("id_ed25519" if name == "user" else name)
@@ -102,13 +102,13 @@ class LoginNode:
         """Environment of a laptop without Slurm, in which ``ssh`` knows the login node as ``hpc``."""
         return {**os.environ, "PATH": f"{self.state / 'client'}:{os.environ['PATH']}"}
 
-    def say_at_login(self, *lines: str) -> None:
+    def set_login_lines(self, *lines: str) -> None:
         """Set further lines of root's .bash_profile on the login node."""
         environment = f"export SLURM_CONF={self.cluster.state}/slurm.conf\nexport PATH={self.bin}:{_SEARCHED}\n"
         (self.home / ".bash_profile").write_text(environment + "".join(f"{line}\n" for line in lines))
 
     def drop_sessions(self) -> int:
-        """End every ssh session and its processes at once; return the number of processes."""
+        """Kill every ssh session and its processes at once; return the number of processes."""
         keep = {(self.state / f"{name}.pid").read_text().strip() for name in ("jump", "login")}
         pids = set(self.cluster.on_node(LOGIN, "sh", "-c", "pgrep -x sshd || true").split()) - keep
         self.cluster.on_node(LOGIN, "sh", "-c", f"kill -9 {' '.join(pids)} 2>/dev/null; true")
@@ -139,7 +139,7 @@ class LoginNode:
         clean = ["env", "-i", f"PATH={_SEARCHED}"]
         keys = ("-f", str(config), "-h", str(self.state / name), "-E", str(self.state / f"{name}.log"))
         self.cluster.daemon(f"sshd-{name}", *clean, "/usr/sbin/sshd", *keys, machine=LOGIN)
-        wait_for((self.state / f"{name}.pid").exists, 10, f"sshd {name}")
+        wait_for((self.state / f"{name}.pid").exists, f"sshd {name}")
 
 
 def missing_programs() -> list[str]:

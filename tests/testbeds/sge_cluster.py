@@ -1,4 +1,4 @@
-"""A real Grid Engine cluster on this machine, for root: a login node and execution hosts, see sge_up.sh."""
+"""A real Grid Engine cluster on this machine, for root; see sge_up.sh."""
 
 import os
 import shutil
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import HANG_S
 
 PROGRAMS = (
     *("/usr/lib/gridengine/sge_qmaster", "/usr/lib/gridengine/sge_execd", "/usr/lib/gridengine/qsub"),
@@ -38,7 +40,7 @@ class SgeCluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG_S,
             env=_without_session(os.environ),
         )
         if done.returncode != 0:
@@ -47,21 +49,21 @@ class SgeCluster:
 
     def stop(self) -> None:
         """End every process of every host, and with them their networks."""
-        subprocess.run(["bash", SCRIPTS / "sge_down.sh", self.state], timeout=30, check=True)
+        subprocess.run(["bash", SCRIPTS / "sge_down.sh", self.state], timeout=HANG_S, check=True)
 
     def argv(self, *command: str, host: str = LOGIN) -> list[str]:
         """Command prefix for a host; TESTBED_KEEP names the variables of our environment to pass on."""
         return [str(self.state / "on"), host, *command]
 
     def environ(self) -> dict[str, str]:
-        """No variables of a user: a host has its own."""
+        """Environment without the user's variables; a host sets its own."""
         return {}
 
-    def run(self, *command: str, host: str = LOGIN, timeout_s: float = 30) -> str:
+    def run(self, *command: str, host: str = LOGIN) -> str:
         """Run a command on a host to its end; return its output."""
         done = subprocess.run(
             self.argv(*command, host=host), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=timeout_s, check=False,
+            errors="replace", timeout=HANG_S, check=False,
         )  # fmt: skip
         return done.stdout + done.stderr
 
@@ -71,17 +73,17 @@ class SgeCluster:
         file = self.state / "conf" / "global"
         lines = self.run("qconf", "-sconf").splitlines()
         file.write_text("".join(f"{key} {value}\n" if line.split()[:1] == [key] else f"{line}\n" for line in lines))
-        said = self.run("qconf", "-Mconf", str(file))
-        assert "modified" in said, said
+        output = self.run("qconf", "-Mconf", str(file))
+        assert "modified" in output, output
 
     def cut_power(self, host: str) -> None:
         """Kill every process of a host at once, without notice to the other hosts."""
-        subprocess.run([self.state / "power-cut", host], check=True, timeout=30)
+        subprocess.run([self.state / "power-cut", host], check=True, timeout=HANG_S)
 
     def restore_power(self, host: str) -> None:
         """Start the host again, without any jobs."""
         subprocess.run(
-            [self.state / "power-on", host], check=True, timeout=30, stdout=subprocess.DEVNULL,
+            [self.state / "power-on", host], check=True, timeout=HANG_S, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, env=_without_session(os.environ),
         )  # fmt: skip
 
@@ -109,7 +111,7 @@ def missing_programs() -> list[str]:
 
 @pytest.fixture(scope="session")
 def sge_cluster() -> Iterator[SgeCluster]:
-    """One cluster for all tests of a session; they are skipped with a warning if it cannot be started."""
+    """One cluster for all tests of a session; skips them if it cannot be started."""
     if os.geteuid() != 0:
         pytest.skip("real Grid Engine needs root")
     if missing_programs():

@@ -2,17 +2,17 @@
 # Starts a small real Grid Engine cluster (Debian's gridengine-* 8.1.9) on one machine, for tests. Needs root.
 #
 #   sge_up.sh STATE [HOSTS]     keeps all files in the folder STATE; 4 execution hosts by default
-#   sge_down.sh STATE           ends all of it
-#   STATE/on HOST COMMAND...    runs a command on a host, in the current folder, in an environment of its own; what it
-#                               is to get of ours is named in TESTBED_KEEP, separated by blanks
-#   STATE/power-cut HOST        every process of the host dies at once, and its cable is out
-#   STATE/power-on HOST         the host is back
+#   sge_down.sh STATE           ends the cluster
+#   STATE/on HOST COMMAND...    runs a command on a host, in the current folder, in a clean environment;
+#                               TESTBED_KEEP names the variables to pass on, separated by blanks
+#   STATE/power-cut HOST        kills every process of the host at once, and cuts its network link
+#   STATE/power-on HOST         starts the host again
 #
 # A host is a set of namespaces (network, name, mounts, processes): Grid Engine knows hosts by name and address. es1 is
-# master and login node, g0001.. run the jobs. All links hang on a bridge in es1's own network namespace, so that
-# nothing of the machine's own network is touched and any number of these clusters can be up at once. A link is called
-# bond0. Like a site that sells whole nodes: "-l rt_F=N" becomes N whole hosts of 80 slots, "-g GROUP" on the command
-# line names a project, no job without one; SGE_JOB_HOSTLIST is set; /etc/profile.d/modules.sh defines module.
+# master and login node, g0001.. run the jobs. All links are connected to a bridge in es1's network namespace, so the
+# machine's own network is unchanged and several clusters can run at once. Each link is named bond0. As on a site that
+# sells whole nodes, "-l rt_F=N" requests N whole hosts of 80 slots, and every job needs a project, "-g GROUP" on the
+# command line. SGE_JOB_HOSTLIST is set, and /etc/profile.d/modules.sh defines module.
 set -euo pipefail
 
 state=$1
@@ -30,12 +30,12 @@ wait_for() {
     shift
     until "$@" >/dev/null 2>&1; do
         tries=$((tries - 1))
-        if ((tries <= 0)); then echo "not in time: $*" >&2; return 1; fi
+        if ((tries <= 0)); then echo "not done in time: $*" >&2; return 1; fi
         sleep 0.05
     done
 }
 
-# --- what the hosts share: names, files, the commands of a login node
+# --- shared by all hosts: names, files, the commands of a login node
 mkdir -p "$state"/{bin,conf,etc/profile.d,execd,jobs,nodes,root/default/common,spool/qmaster/job_scripts,spool/db}
 names=()
 for ((i = 1; i <= count; i++)); do names+=("$(printf 'g%04d' "$i")"); done
@@ -63,13 +63,13 @@ exec env -i "\${own[@]}" nsenter -t "\$(cat "$state/nodes/\$host.pid")" -m -u -n
 ON
 cat >"$state/power-cut" <<CUT
 #!/bin/bash
-# The cable first, so that the other hosts get no message from the dying processes.
+# The link first, so that the other hosts get no message from the killed processes.
 "$state/on" es1 ip link del "to\$1" 2>/dev/null
 kill -KILL "\$(cat "$state/nodes/\$1.pid")"
 CUT
 cat >"$state/power-on" <<POWER
 #!/bin/bash
-# power-on HOST: the host's namespaces, its cable into the bridge on es1, and the daemon that runs jobs.
+# power-on HOST: the host's namespaces, its link to the bridge on es1, and the daemon that runs jobs.
 set -e
 host=\$1
 rm -f "$state/nodes/\$host.ready"
@@ -87,7 +87,7 @@ if [[ \$host == es1 ]]; then
 fi
 number=\$((10#\${host#g}))
 "$state/on" es1 ip link del "to\$host" 2>/dev/null || :
-# A fixed hardware address, so that the other hosts' ARP entries stay valid when the host comes back.
+# A fixed hardware address, so that the other hosts' ARP entries stay valid when the host starts again.
 "$state/on" es1 ip link add "to\$host" type veth peer name to_es1
 "$state/on" es1 ip link set to_es1 netns "/proc/self/fd/3" 3<"/proc/\$(cat "$state/nodes/\$host.pid")/ns/net"
 "$state/on" es1 ip link set "to\$host" master bond0 up
@@ -98,7 +98,7 @@ number=\$((10#\${host#g}))
 POWER
 chmod +x "$state/on" "$state/power-cut" "$state/power-on"
 
-# --- the cell: quick reports, jobs of root, no job without a group, a server-side check that knows the node types
+# --- the cell: short report intervals, jobs of root, a required group, and a server-side check of the node types
 cat >"$state/root/default/common/bootstrap" <<CONF
 admin_user              none
 default_domain          none

@@ -1,14 +1,16 @@
-"""A real Slurm cluster on this machine, for root: a login node with controller and accounting, and compute nodes.
+"""A real Slurm cluster on this machine, for root: a login node and compute nodes.
 
-Every machine is a set of namespaces with a network, a host name and process ids of its own. The login node's network
-is private too, so that a cluster's ports, interfaces and addresses cannot collide with those of another cluster or of
-this machine. The end of one process ends the whole cluster; the kernel does so even if the tests are killed.
+The login node runs the controller and the accounting. Every machine is a set of namespaces with a separate network,
+host name and process ids. The login node's network is private too, so that a cluster's ports, interfaces and addresses
+cannot collide with those of another cluster or of this machine. The end of one process ends the whole cluster; the
+kernel does so even if the tests are killed.
 """
 
 import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbeds.slurm_conf import DATABASE, LOGIN, NETWORK, SLURM_CONF, SLURMDBD_CONF
-from tests.testbeds.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "ip", "nsenter", "setpriv")
 _SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -62,14 +64,13 @@ class SlurmCluster:
             self.start_accounting()
             self._register()
             self.daemon("slurmctld", "slurmctld")
-            wait_for(lambda: self.call("scontrol", "ping").returncode == 0, 20, "slurmctld")
+            wait_for(lambda: self.call("scontrol", "ping").returncode == 0, "slurmctld")
             for name in self.nodes:
                 self._start_slurmd(name)
             wait_for(
                 lambda: (
                     self.run("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D").strip() == f"{len(self.nodes)}"
                 ),
-                30,
                 "nodes",
             )
         except BaseException:
@@ -98,13 +99,13 @@ class SlurmCluster:
         return {"SLURM_CONF": str(self.state / "slurm.conf"), "PATH": f"{_SEARCHED}:{os.environ['PATH']}"}
 
     def call(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command on the login node; any exit status is an answer."""
+        """Run a command on the login node; any exit status is accepted."""
         return subprocess.run(
             self.argv(*command),
             env={**os.environ, **self.environ()},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_S,
             check=False,
         )
 
@@ -117,12 +118,12 @@ class SlurmCluster:
     def on_node(self, name: str, *command: str) -> str:
         """Run a command on a machine, as root."""
         argv = self._entered(name, *command)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
         assert done.returncode == 0, f"{name}: {' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def cut_power(self, name: str) -> None:
-        """Kill every process of the node at once; the cable goes first, so that its peers get no FIN or RST."""
+        """Cut the node's link, so that peers get no FIN or RST, and kill its processes."""
         self.run("ip", "link", "del", f"to-{name}")
         self._kill_machine(name)
 
@@ -153,16 +154,36 @@ class SlurmCluster:
     def start_accounting(self) -> None:
         """Start slurmdbd."""
         self.daemon("slurmdbd", "slurmdbd")
-        wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode == 0, 30, "slurmdbd")
+        wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode == 0, "slurmdbd")
 
     def stop_accounting(self) -> None:
         """End slurmdbd; the controller keeps its records until slurmdbd is back."""
         pid_file = self.state / "run" / "slurmdbd.pid"
         self.on_node(LOGIN, "kill", pid_file.read_text().strip())
-        wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode != 0, 20, "the end of slurmdbd")
+        wait_for(lambda: self.call("sacctmgr", "-n", "show", "cluster").returncode != 0, "the end of slurmdbd")
 
     def processes(self, needle: str) -> list[str]:
         """Command lines of all processes on compute nodes whose environment holds ``needle``."""
+        found = []
+        for folder in self._processes_with(needle):
+            with contextlib.suppress(OSError):
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        return found
+
+    @contextlib.contextmanager
+    def paused(self, *needles: str) -> Iterator[None]:
+        """Stop all processes on compute nodes whose environment holds all ``needles``; they go on at the end."""
+        pids = [int(folder.name) for folder in self._processes_with(*needles)]
+        assert pids, f"no process has {needles}"
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def _processes_with(self, *needles: str) -> list[Path]:
         spaces = {
             (Path("/proc") / str(self.pid_of(name)) / "ns" / "pid").readlink()
             for name in self.nodes
@@ -171,10 +192,9 @@ class SlurmCluster:
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if (folder / "ns" / "pid").readlink() in spaces and needle.encode() in (
-                    folder / "environ"
-                ).read_bytes():
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                environ = (folder / "environ").read_bytes()
+                if (folder / "ns" / "pid").readlink() in spaces and all(one.encode() in environ for one in needles):
+                    found.append(folder)
         return found
 
     # --- Set-up
@@ -196,7 +216,7 @@ class SlurmCluster:
         values = {"state": self.state, "network": NETWORK, "login": LOGIN, "names": names, "nodes": "\n".join(lines)}
         self._write("slurm.conf", SLURM_CONF.format(**values, min_job_age_s=self._min_job_age_s))
         self._write("slurmdbd.conf", SLURMDBD_CONF.format(state=self.state), mode=0o600)
-        # Slurm wants character devices: only then does it set CUDA_VISIBLE_DEVICES. These are copies of /dev/null.
+        # Copies of /dev/null: Slurm sets CUDA_VISIBLE_DEVICES only for character devices.
         for number in range(self._gpus):
             os.mknod(self.state / "dev" / f"nvidia{number}", 0o666 | 0o020000, os.makedev(1, 3))
         last = f"[0-{self._gpus - 1}]" if self._gpus > 1 else "0"
@@ -213,12 +233,12 @@ class SlurmCluster:
         (self.state / "machines" / name).unlink(missing_ok=True)
         init = str(Path(__file__).parent / "slurm_node.sh")
         spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        # The kernel ends the machine together with the tests, in whatever way they end.
+        # The kernel ends the machine together with the tests, even if the tests are killed.
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, init, name, str(self.state)]
         with (self.state / "log" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._machines[name] = process, 0
-        wait_for((self.state / "machines" / name).exists, 20, f"machine {name}")
+        wait_for((self.state / "machines" / name).exists, f"machine {name}")
         self._machines[name] = process, _child_of(process.pid)
 
     def _kill_machine(self, name: str) -> None:
@@ -243,7 +263,7 @@ class SlurmCluster:
 
     def _connect(self, name: str) -> None:
         number = self.nodes.index(name) + 1
-        # A fixed address, so that the other nodes' ARP entries stay valid when the node comes back.
+        # A fixed address, so that the other nodes' ARP entries stay valid when the node starts again.
         peer = ["peer", "name", "eth0", "address", f"02:98:01:00:00:{number:02x}", "netns", str(self.pid_of(name))]
         self.run("ip", "link", "add", f"to-{name}", "type", "veth", *peer)
         self.run("ip", "link", "set", f"to-{name}", "master", "nodes", "up")
@@ -251,7 +271,7 @@ class SlurmCluster:
         self.on_node(name, "ip", "link", "set", "eth0", "up")
 
     def daemon(self, log: str, *argv: str, machine: str = LOGIN) -> None:
-        """Start a daemon that goes to the background itself. It inherits a log file, not one of our pipes."""
+        """Start a daemon that goes to the background itself, with a log file as its output."""
         with (self.state / "log" / f"{log}.start.log").open("ab") as output:
             done = subprocess.run(
                 self._entered(machine, *argv),
@@ -259,7 +279,7 @@ class SlurmCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                timeout=60,
+                timeout=HANG_S,
                 check=False,
             )
         assert done.returncode == 0, f"{argv[0]}: {(self.state / 'log' / f'{log}.start.log').read_text()}"
@@ -315,7 +335,7 @@ class SlurmCluster:
         command = ["mariadbd", "--no-defaults", "--user=mysql", *places, "--skip-name-resolve", *small]
         self.daemon("mariadbd", "bash", "-c", 'setsid "$@" &', "bash", *command)
         client = ("mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e")
-        wait_for(lambda: self.call(*client, "select 1").returncode == 0, 40, "mariadbd")
+        wait_for(lambda: self.call(*client, "select 1").returncode == 0, "mariadbd")
         self.run(*client, DATABASE)
 
     def _register(self) -> None:
@@ -341,7 +361,7 @@ def missing_programs() -> Sequence[str]:
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """One cluster for all tests of a session; they are skipped with a warning if it cannot be started."""
+    """One cluster for all tests of a session; skips them if it cannot be started."""
     if os.geteuid() != 0:
         pytest.skip("real Slurm needs root")
     if missing_programs():

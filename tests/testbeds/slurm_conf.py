@@ -29,14 +29,14 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=100
 GresTypes=gpu
-# Short times, so that tests need not wait.
-SlurmdTimeout=10
-SlurmctldTimeout=10
+# A loaded machine must not look like a dead one. Tests declare a node dead themselves.
+SlurmdTimeout=300
+SlurmctldTimeout=300
 KillWait=5
 MinJobAge={min_job_age_s}
 InactiveLimit=0
-BatchStartTimeout=10
-MessageTimeout=10
+BatchStartTimeout=100
+MessageTimeout=30
 SchedulerParameters=sched_interval=2,sched_min_interval=100000,bf_interval=5,batch_sched_delay=0
 EnforcePartLimits=ALL
 MpiDefault=none
@@ -48,7 +48,7 @@ AccountingStoragePort=16819
 AccountingStoragePass={state}/run/munge.sock
 AccountingStoreFlags=job_comment,job_env,job_script
 {nodes}
-PartitionName=debug Nodes={names} Default=YES MaxTime=30 DefaultTime=10 State=UP
+PartitionName=debug Nodes={names} Default=YES MaxTime=120 DefaultTime=60 State=UP
 PartitionName=gpu Nodes={names} MaxTime=4:00:00 State=UP
 PartitionName=small Nodes=n1 MaxNodes=1 MaxTime=5 State=UP
 PartitionName=closed Nodes={names} State=DOWN

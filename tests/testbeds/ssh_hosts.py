@@ -1,12 +1,12 @@
-"""Real sshd hosts on this machine, for root: h1 to hN in a network of their own, and ``gate``, the only way to it.
+"""Real sshd hosts on this machine, for root: h1 to hN behind the jump host ``gate``.
 
-Every machine is a set of namespaces with a network, a host name and process ids of its own. The tests reach only
-gate, over one link with a name and addresses for this run alone. The kernel ends all machines together with the tests,
-in whatever way they end. All machines see the same files, except the folder ``local``, which each machine has alone.
+Every machine is a set of namespaces with a separate network, host name and process ids. The tests reach only
+gate, over one link with a name and addresses for this run only. The kernel ends all machines together with the tests,
+even if the tests are killed. All machines see the same files, except for a different folder ``local`` on each machine.
 
     hosts.environ()          the environment of an ssh client (and of llmctl) that knows these hosts by their names
     hosts.shared             a folder that all machines see
-    hosts.local              a path with a folder of its own behind it on each machine; see also ``local_of``
+    hosts.local              a path with a different folder on each machine; see also ``local_of``
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbeds.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "ip", "iptables", "nsenter", "unshare", "setpriv")
 GATE = "gate"
@@ -67,7 +67,7 @@ class SshHosts:
         state: folder of all files.
         names: of the hosts, without the gate.
         shared: a folder that all machines, and this one, see.
-        local: a path behind which each machine has a folder of its own.
+        local: a path with a different folder on each machine.
         config: the client's configuration, for ``ssh -F``.
         known_hosts: the client's list of host keys.
         key: the client's private key.
@@ -128,7 +128,7 @@ class SshHosts:
         return _run("nsenter", *flags, "--", *command)
 
     def cut_network(self, name: str) -> None:
-        """Drop all packets from and to a machine: its peers see silence."""
+        """Drop all packets from and to a machine: its peers get no reply."""
         for chain in ("INPUT", "OUTPUT"):
             self.on_host(name, "iptables", "-I", chain, "!", {"INPUT": "-i", "OUTPUT": "-o"}[chain], "lo", "-j", "DROP")
 
@@ -137,7 +137,7 @@ class SshHosts:
         self.on_host(name, "iptables", "-F")
 
     def cut_power(self, name: str) -> None:
-        """Kill every process of the host at once; the cable goes first, so that its peers get no FIN or RST."""
+        """Cut the host's link, so that peers get no FIN or RST, and kill its processes."""
         self.on_host(GATE, "ip", "link", "del", f"to-{name}")
         self._kill_machine(name)
 
@@ -148,9 +148,9 @@ class SshHosts:
         self.start_sshd(name)
 
     def stop_sshd(self, name: str) -> None:
-        """Stop sshd: the machine and its sessions live on, but port 22 refuses connections."""
+        """Stop sshd: the machine and its sessions keep running, but port 22 refuses connections."""
         self.on_host(name, "sh", "-c", "kill $(cat /run/sshd.pid)")
-        wait_for(lambda: not self._listens(name), 10, f"the end of sshd on {name}")
+        wait_for(lambda: not self._listens(name), f"the end of sshd on {name}")
 
     def start_sshd(self, name: str, *lines: str) -> None:
         """Start sshd; ``lines`` go before its usual configuration (the first value of a key counts)."""
@@ -160,10 +160,10 @@ class SshHosts:
         # The daemon must not inherit the environment of the tests.
         clean = ["env", "-i", f"PATH={_SEARCHED}"]
         self.on_host(name, *clean, "/usr/sbin/sshd", "-f", str(config), "-h", str(self._host_key(name)), "-E", log)
-        wait_for(lambda: self._listens(name), 10, f"sshd on {name}")
+        wait_for(lambda: self._listens(name), f"sshd on {name}")
 
     def drop_sessions(self, name: str) -> None:
-        """End every ssh session of a machine; detached processes and sshd itself live on."""
+        """End every ssh session of a machine; detached processes and sshd itself keep running."""
         self.on_host(
             name, "sh", "-c", "for p in $(pgrep -x sshd); do [ $p = $(cat /run/sshd.pid) ] || kill -9 $p; done"
         )
@@ -192,9 +192,9 @@ class SshHosts:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 name = spaces.get((folder / "ns" / "pid").readlink())
-                command = (folder / "cmdline").read_bytes()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                 if name and command and needle.encode() in (folder / "environ").read_bytes() + command:
-                    found.setdefault(name, []).append(command.replace(b"\0", b" ").decode(errors="replace"))
+                    found.setdefault(name, []).append(command.decode(errors="replace"))
         return found
 
     # --- Set-up
@@ -246,12 +246,12 @@ class SshHosts:
         ready.unlink(missing_ok=True)
         init = str(Path(__file__).parent / "ssh_node.sh")
         spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        # The kernel ends the machine together with the tests, in whatever way they end.
+        # The kernel ends the machine together with the tests, even if the tests are killed.
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *spaces, init, name, str(self.state)]
         with (self.state / "log" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._machines[name] = process, 0
-        wait_for(ready.exists, 20, f"machine {name}; see {self.state / 'log' / f'{name}.log'}")
+        wait_for(ready.exists, f"machine {name}; see {self.state / 'log' / f'{name}.log'}")
         self._machines[name] = process, _child_of(process.pid)
 
     def _kill_machine(self, name: str) -> None:
@@ -287,7 +287,7 @@ class SshHosts:
 
     def _connect(self, name: str) -> None:
         number = self.names.index(name) + 1
-        # A fixed address, so that the other hosts' ARP entries stay valid when the host comes back.
+        # A fixed address, so that the other hosts' ARP entries stay valid when the host starts again.
         pid, mac = self._machines[name][1], f"02:98:03:00:00:{number:02x}"
         _run(
             "ip",
@@ -318,9 +318,9 @@ class SshHosts:
 
 
 def _call(*argv: str) -> "subprocess.CompletedProcess[str]":
-    # A daemon keeps its standard output: a pipe of ours would never end.
+    # A daemon keeps its standard output open, so a pipe of the tests would never end.
     with tempfile.TemporaryFile("w+") as output:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=60, check=False)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=HANG_S, check=False)
         output.seek(0)
         return subprocess.CompletedProcess(argv, done.returncode, output.read())
 
@@ -344,7 +344,7 @@ def missing_programs() -> Sequence[str]:
 
 @pytest.fixture(scope="session")
 def ssh_hosts() -> Iterator[SshHosts]:
-    """Four hosts behind a gate for all tests of a session; skipped with a warning if they cannot be started."""
+    """Four hosts behind a gate for all tests of a session; skips them if they cannot start."""
     if os.geteuid() != 0:
         pytest.skip("real sshd hosts need root")
     if missing_programs():

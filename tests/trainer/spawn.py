@@ -10,7 +10,7 @@
 
 Each run gets a default gloo process group over its first ``world_size`` ranks, made before and destroyed after the run,
 so that the code under test sees only a job of that size. Functions must be importable (top level of a module);
-arguments and results travel by pickle. A rank that fails or hangs costs its processes: the next run starts fresh ones.
+arguments and results are pickled. After a rank has failed or hung, the next run starts new processes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from tests.rank_server import rank_context
+from tests.waiting import HANG_S
 
-# Long enough for a loaded machine with two cores, short enough that a deadlock does not hold up the suite.
-DEADLINE_S = 120.0
+DEADLINE_S = HANG_S
 # Once one rank has failed, the others wait for it; a rank that has a result reports it at once.
-GRACE_S = 2.0
+GRACE_S = 20.0
 
 
 class RankError(AssertionError):
@@ -52,7 +52,7 @@ class Ranks:
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
         self._runs = 0
-        # The store lives in this process on a port that the kernel chooses, so that no two pools can meet.
+        # The store is in this process, on a port that the kernel chooses, so that no two pools share it.
         self._store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline_s)
         )
@@ -136,7 +136,7 @@ def _serve(rank: int, pipe: Any, port: int) -> None:
         except BaseException:  # the function's own module could not be imported here
             pipe.send((False, traceback.format_exc()))
             continue
-        # Modules imported so far stay for good; the collection after each run need not visit them.
+        # Modules imported so far are never freed; the collection after each run need not scan them.
         gc.freeze()
         try:
             pipe.send((True, _run(rank, port, run, world_size, function, arguments)))

@@ -48,7 +48,7 @@ def test_many_runs_of_several_sizes_in_the_same_processes(ranks):
     assert len({pid for result in results for _, pid in result}) == 3
 
 
-def test_an_error_comes_with_its_traceback_and_the_pool_lives_on(ranks):
+def test_an_error_comes_with_its_traceback_and_the_pool_still_works(ranks):
     with pytest.raises(RankError, match=r"rank 1 of 3(.|\n)*in fail_on_one(.|\n)*the reason, in full"):
         ranks.run(fail_on_one)
     with pytest.raises(RankError, match="rank 0 of 2: died with exit code 7"):

@@ -34,7 +34,7 @@ TEMPLATE = """#!/bin/bash
 
 @pytest.fixture
 def flux(tmp_path, monkeypatch):
-    """An installed package with two entry points: flux, and one whose module is missing; returns the user's folder."""
+    """An installed package with the entry points flux and broken; returns the user's folder."""
     for name, value in {"XDG_CONFIG_HOME": "config", "XDG_STATE_HOME": "state", "HOME": "home"}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):
@@ -52,7 +52,7 @@ def flux(tmp_path, monkeypatch):
     return tmp_path / "config/llmctl/clusters"
 
 
-def test_a_profile_may_name_it_and_jobs_go_through_it(flux, tmp_path, capsys):
+def test_a_profile_can_use_an_installed_backend(flux, tmp_path, capsys):
     assert main(["clusters", "new", "lab", "--scheduler", "flux", "--runs-root", str(tmp_path / "runs")]) == 0
     text = (flux / "lab.yaml").read_text()
     assert "scheduler: flux\n" in text and "See `flux resource list`." in text and "# The bank (flux batch -B)." in text
@@ -71,13 +71,13 @@ def test_a_profile_may_name_it_and_jobs_go_through_it(flux, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("flux")
-def test_one_that_cannot_be_imported_is_named():
+def test_a_backend_that_cannot_be_imported_is_named():
     assert ClusterProfile(name="lab", scheduler="broken").scheduler == "broken"
     with pytest.raises(ProfileError, match="scheduler: broken: its backend no_such_module:BACKEND cannot be imported"):
         load_backend("broken")
 
 
-def test_an_unknown_scheduler_is_refused_with_those_there_are(flux, capsys):
+def test_an_unknown_scheduler_is_refused_with_the_valid_names(flux, capsys):
     flux.mkdir(parents=True)
     (flux / "lab.yaml").write_text("scheduler: fulx\n")
     assert main(["clusters", "validate", "lab"]) == 3
@@ -87,13 +87,13 @@ def test_an_unknown_scheduler_is_refused_with_those_there_are(flux, capsys):
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_our_own_schedulers_never_cost_a_look_at_installed_packages(scheduler, monkeypatch):
+def test_bundled_schedulers_never_read_package_metadata(scheduler, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: pytest.fail("package metadata was read"))
     assert load_backend(ClusterProfile(name="lab", scheduler=scheduler).scheduler).name == scheduler
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_jobs_start_in_exactly_one_way(scheduler):
+def test_every_backend_starts_jobs_in_exactly_one_way(scheduler):
     capabilities = load_backend(scheduler).capabilities
     ways = (capabilities.has_queue, capabilities.starts_on_hosts, capabilities.starts_in_place)
     assert sum(ways) == 1

@@ -1,4 +1,4 @@
-"""LSF: directives of a request, and recorded output of its programs, read. No real LSF was ever asked."""
+"""LSF: directives, and parsed output that was recorded elsewhere; no test uses a real LSF."""
 
 import os
 import subprocess
@@ -8,26 +8,25 @@ from pathlib import Path
 import pytest
 
 from llmctl.backends import load_queue_backend
-from llmctl.backends.base import JobRequest
 from llmctl.backends.lsf.interactive import ENTER, SUBMIT
 from llmctl.backends.lsf.reports import FIELDS
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 from llmctl.site.profile import ClusterProfile, ResourceType
+from tests.llmctl.backends.job_requests import request_for
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "lsf"
 LSF = load_queue_backend("lsf")
 assert LSF is not None
 GPU = ResourceType(gpus=8, cores=96, queue="normal")
 PROFILE = ClusterProfile(name="x", scheduler="lsf", resource_types={"gpu": GPU}, runs_root="/runs")
-REQUEST = JobRequest(
-    profile=PROFILE,
+REQUEST = request_for(
+    PROFILE,
     job_name="gpt-261121-101500-ab12",
     run_dir="/runs/a b/$(id)",
     nodes=2,
     ranks_per_node=8,
     gpus_per_node=8,
-    cores_per_node=96,
     time_s=90061,
     resource_type="gpu",
     group="proj",
@@ -37,7 +36,7 @@ COLUMNS = (
     *("jobid", "stat", "exit_reason", "exec_host", "user", "slots", "max_req_proc", "exec_host", "queue"),
     *("finish_time", "start_time", "%complete", "submit_time", "job_name"),
 )
-"""Of bjobs_columns.txt. Our own question has other columns; a value that was not recorded is unset here."""
+"""Columns of bjobs_columns.txt. llmctl queries other columns; a value that was not recorded is unset here."""
 
 
 LIMIT = "job killed after reaching LSF run time limit"
@@ -47,16 +46,16 @@ def text(name):
     return (RECORDED / name).read_text()
 
 
-def in_our_columns(line):
+def in_queried_columns(line):
     values = dict(zip(COLUMNS, line.split("|"), strict=True))
     return "|".join(values.get(field, "-") for field in FIELDS)
 
 
-QUEUE = LSF.parse_status("\n".join(in_our_columns(line) for line in text("bjobs_columns.txt").splitlines()))
+QUEUE = LSF.parse_status("\n".join(in_queried_columns(line) for line in text("bjobs_columns.txt").splitlines()))
 HISTORY = LSF.parse_accounting(text("bhist_ended.txt") + text("bhist_documented.txt") + text("bacct_killed.txt"))
 
 
-def test_what_a_job_asks_for():
+def test_directives_of_a_job():
     assert LSF.directives(REQUEST) == [
         "-J gpt-261121-101500-ab12",
         "-n 192",
@@ -71,12 +70,13 @@ def test_what_a_job_asks_for():
     ]
 
 
-def test_everything_else_that_may_be_asked_for():
-    kind = GPU.model_copy(update={"gpu_type": "NVIDIAH10080", "options": ("-x",)})
-    update = {"resource_types": {"gpu": kind}, "group_option": "-G", "options": ('-R "select[type==any]"',)}
+def test_optional_directives():
+    kind = GPU.model_copy(update={"gpu_type": "NVIDIAH10080"})
     asked = replace(
         REQUEST,
-        profile=PROFILE.model_copy(update=update),
+        profile=PROFILE.model_copy(update={"group_option": "-G"}),
+        resource=kind,
+        site_options=('-R "select[type==any]"', "-x"),
         queue="short",
         reservation="mine",
         priority=7,
@@ -89,12 +89,13 @@ def test_everything_else_that_may_be_asked_for():
     assert LSF.directives(replace(asked, after_any=False))[-1] == '-w "done(12) && done(13)"'
 
 
-def test_a_job_on_cpus_of_hosts_whose_cores_nobody_told_asks_for_a_slot_per_rank():
-    asked = replace(REQUEST, gpus_per_node=0, cores_per_node=None, ranks_per_node=4, group=None, time_s=None)
+def test_a_cpu_job_without_known_cores_asks_for_a_slot_per_rank():
+    kind = GPU.model_copy(update={"cores": None})
+    asked = replace(REQUEST, gpus_per_node=0, resource=kind, ranks_per_node=4, group=None, time_s=None)
     assert LSF.directives(asked)[1:4] == ["-n 8", '-R "span[ptile=4]"', "-q normal"]
 
 
-def test_paths_stand_on_no_command_line_and_the_script_on_standard_input():
+def test_the_script_is_on_standard_input_and_paths_on_no_command_line():
     (command,) = LSF.submit_commands(REQUEST)
     assert command.argv == ("sh", "-c", "exec bsub <job.sh")
 
@@ -113,12 +114,12 @@ def test_priorities_begin_at_one():
         (text("bsub_interactive.txt"), "1223"),
     ],
 )
-def test_the_job_id_is_found_among_messages_of_the_site(printed, job_id):
+def test_the_job_id_is_parsed_among_messages_of_the_site(printed, job_id):
     assert LSF.parse_job_id(printed) == job_id
 
 
 @pytest.mark.parametrize("printed", ["", "Request aborted by esub. Job not submitted.\n", text("bsub_refused.txt")])
-def test_no_job_id_is_an_error_that_quotes_what_was_printed(printed):
+def test_a_missing_job_id_is_an_error_that_quotes_the_output(printed):
     with pytest.raises(SchedulerError) as caught:
         LSF.parse_job_id(printed)
     assert repr(printed) in caught.value.message
@@ -171,16 +172,16 @@ def test_states_of_the_manual(values, state, exit_code, reason, hosts):
         ("4", JobState.NODE_FAIL, None, ("hostA",)),
     ],
 )
-def test_how_jobs_have_ended(job_id, state, exit_code, hosts):
+def test_parsed_endings_of_jobs(job_id, state, exit_code, hosts):
     report = HISTORY[job_id]
     assert (report.state, report.exit_code, report.hosts) == (state, exit_code, hosts)
 
 
-def test_what_else_the_history_says():
+def test_other_fields_of_the_history():
     assert HISTORY["1"].name == "gpt-261121-101500-ab12"
     assert HISTORY["2"].reason == LIMIT
     assert HISTORY["873209"].raw == "Exited with exit code 127"
-    # Requeued, and started again: it has not ended.
+    # Requeued and started again: the job has not ended.
     assert "5" not in HISTORY
 
 
@@ -196,15 +197,15 @@ def test_what_else_the_history_says():
         (127, "bash: bjobs: command not found\n", False, False),
     ],
 )
-def test_what_is_an_answer_and_what_may_pass(status, stderr, is_answer, is_transient):
+def test_valid_answers_and_transient_errors(status, stderr, is_answer, is_transient):
     assert LSF.is_answer(status, stderr) is is_answer
     assert LSF.is_transient(status, stderr) is is_transient
 
 
-@pytest.mark.parametrize("said", text("bsub_refused.txt").splitlines())
-def test_every_recorded_refusal_has_advice_and_will_not_pass(said):
-    assert LSF.advice(said)
-    assert not LSF.is_transient(255, said)
+@pytest.mark.parametrize("message", text("bsub_refused.txt").splitlines())
+def test_every_recorded_refusal_has_advice_and_is_permanent(message):
+    assert LSF.advice(message)
+    assert not LSF.is_transient(255, message)
 
 
 def test_one_call_for_any_number_of_jobs():
@@ -246,7 +247,7 @@ def test_states_of_hosts(status, jobs, state):
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_an_interactive_job_takes_script_and_command_whole_and_gives_the_exit_code_back(tmp_path, code):
+def test_an_interactive_job_passes_script_command_and_exit_code_unchanged(tmp_path, code):
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "bsub").write_text('#!/bin/bash\nprintf "%s\\n" "$@" >"$RECORD"\nexec sh -c "${!#}"\n')
@@ -262,7 +263,7 @@ def test_an_interactive_job_takes_script_and_command_whole_and_gives_the_exit_co
     assert list((tmp_path / "it's here").iterdir()) == []
 
 
-def test_a_running_job_is_visited_by_ssh():
+def test_attach_to_a_running_job_uses_ssh():
     argv = LSF.attach_argv("12", "n1", "exit 3", ["x"])
     assert argv[4] == "n1" and "ssh" in argv[2]
     assert subprocess.run(["sh", "-c", argv[5]], check=False).returncode == 3
@@ -270,6 +271,6 @@ def test_a_running_job_is_visited_by_ssh():
 
 @pytest.mark.programs("shellcheck")
 @pytest.mark.parametrize("script", [SUBMIT, ENTER])
-def test_shellcheck_has_nothing_to_say(script):
+def test_shellcheck_finds_no_problem(script):
     done = subprocess.run(["shellcheck", "-s", "bash", "-"], input=script, capture_output=True, text=True, check=False)
     assert done.stdout == ""

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from llmctl.backends import load_queue_backend
-from llmctl.backends.base import JobRequest
 from llmctl.backends.pbs.interactive import ENTER, SUBMIT
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 from llmctl.paths import UserFolders
 from llmctl.site.profile import ClusterProfile, ResourceType, load_profile
+from tests.llmctl.backends.job_requests import request_for
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "pbs"
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
@@ -38,7 +38,7 @@ def request(cluster="abci3", **changes):
         "resource_type": profile.defaults.resource_type,
         "group": "gaa50000",
     }
-    return JobRequest(**{**given, **changes})
+    return request_for(**{**given, **changes})
 
 
 def options(asked):
@@ -61,14 +61,14 @@ def test_resources_group_and_queue_of_abci3():
     }
 
 
-def test_a_reservation_is_a_queue_that_is_told_the_type_beside_the_sites_own_variables():
+def test_a_reservation_is_a_queue_and_gets_the_type_as_a_variable():
     asked = options(request(reservation="R1234.pbs1", queue="rt_HF"))
     assert asked["-q"] == "R1234"
-    # Once only: qsub uses the last -v and ignores the others.
+    # A single -v, because qsub uses only the last one.
     assert asked["-v"] == "USE_SSH=1,RTYPE=rt_HF"
 
 
-def test_miyabi_is_told_the_group_in_its_own_way():
+def test_miyabi_takes_the_group_by_group_list():
     lines = PBS.directives(request("miyabi", ranks_per_node=1, gpus_per_node=1, group="gx12"))
     assert "-W group_list=gx12" in lines
     assert "-q regular-g" in lines
@@ -82,7 +82,7 @@ def test_priority_dependency_and_an_explicit_queue():
     assert "-W depend=afterok:12.pbs1:13.pbs1" in PBS.directives(replace(asked, after_any=False))
 
 
-def test_a_site_can_add_to_what_each_node_is_asked_for():
+def test_a_site_can_add_resources_to_each_node():
     profile = ClusterProfile(
         name="x",
         scheduler="pbs",
@@ -98,7 +98,7 @@ def test_a_site_can_add_to_what_each_node_is_asked_for():
     ]
 
 
-def test_paths_stand_on_no_command_line():
+def test_paths_are_on_no_command_line():
     (command,) = PBS.submit_commands(request(run_dir="/groups/a b/$(id)"))
     assert command.argv == ("qsub", "-o", "job.log", "job.sh")
 
@@ -111,12 +111,12 @@ def test_paths_stand_on_no_command_line():
         ("Welcome to 3.0\n*** maintenance on 2026.11.30\n\n1234.pbs-server-01.site.jp\n", "1234.pbs-server-01.site.jp"),
     ],
 )
-def test_the_job_id_is_found_among_noise(printed, job_id):
+def test_the_job_id_is_parsed_among_other_output(printed, job_id):
     assert PBS.parse_job_id(printed) == job_id
 
 
 @pytest.mark.parametrize("printed", ["", "qsub: Unknown queue\n", "1234\n", "R1234.pbs1 UNCONFIRMED\n"])
-def test_no_job_id_is_an_error_that_quotes_what_was_printed(printed):
+def test_a_missing_job_id_is_an_error_that_quotes_the_output(printed):
     with pytest.raises(SchedulerError) as caught:
         PBS.parse_job_id(printed)
     assert repr(printed) in caught.value.message
@@ -142,7 +142,7 @@ def test_states_and_reasons_in_the_queue(job_id, state, reason):
     assert (LIFE[job_id].state, LIFE[job_id].reason) == (state, reason)
 
 
-def test_what_else_the_queue_says():
+def test_other_fields_of_the_queue():
     assert LIFE["1200.pbs1"].name == "gpt-261121-101500-ab12"
     assert LIFE["1200.pbs1"].expected_start == "Sat Nov 21 15:00:00 2026"
     assert LIFE["1210.pbs1"].expected_start is None
@@ -173,17 +173,17 @@ def test_what_else_the_queue_says():
         ("911.pbs1", JobState.COMPLETED, 0, ""),
     ],
 )
-def test_how_jobs_have_ended(job_id, state, exit_code, reason):
+def test_parsed_endings_of_jobs(job_id, state, exit_code, reason):
     report = ENDED[job_id]
     assert (report.state, report.exit_code, report.reason) == (state, exit_code, reason)
 
 
-def test_a_job_of_another_server_now_is_not_known_to_have_ended():
+def test_a_job_moved_to_another_server_has_not_ended():
     assert ENDED["910.pbs1"].state is JobState.UNKNOWN
     assert ENDED["910.pbs1"].reason == 'Job has been moved to "rt_HF@pbs2"'
 
 
-def test_an_older_server_tells_a_deleted_job_by_its_signal_alone():
+def test_an_older_server_reports_a_deleted_job_by_its_signal_alone():
     text = "Job Id: 5.s\n    job_state = F\n    Exit_status = 271\n"
     assert PBS.parse_accounting(text)["5.s"].state is JobState.CANCELLED
 
@@ -213,12 +213,12 @@ def test_a_job_that_is_unknown_does_not_hide_the_others():
         (159, "qstat: Unauthorized Request  9.pbs1\n", False, False),
     ],
 )
-def test_what_is_an_answer_and_what_may_pass(status, stderr, is_answer, is_transient):
+def test_valid_answers_and_transient_errors(status, stderr, is_answer, is_transient):
     assert PBS.is_answer(status, stderr) is is_answer
     assert PBS.is_transient(status, stderr) is is_transient
 
 
-def test_advice_for_the_refusals_that_users_meet():
+def test_advice_for_common_refusals():
     assert "--queue" in PBS.advice("qsub: Unknown queue\n")
     assert "--nodes" in PBS.advice("qsub: Job violates queue and/or server resource limits\n")
     assert "--group" in PBS.advice("qsub: Invalid Account\n")
@@ -249,7 +249,7 @@ def test_states_of_nodes(name, state):
     assert NODES[name].state == state
 
 
-def test_what_else_is_said_of_nodes():
+def test_other_fields_of_nodes():
     assert set(NODES) == {f"hnode00{number}" for number in range(1, 9)}
     first = NODES["hnode001"]
     assert (first.gpus, first.gpus_used, first.cores, first.cores_used) == (8, 8, 192, 192)
@@ -259,7 +259,7 @@ def test_what_else_is_said_of_nodes():
     assert (NODES["hnode006"].raw, NODES["hnode007"].reason) == ("state-unknown,down", "")
 
 
-def test_a_visit_survives_whatever_shell_the_user_has_on_the_node():
+def test_attach_works_with_any_login_shell_on_the_node():
     odd = ["a b", "$(id)", "'", '"!', "-x", "", "*", "line\nline", os.fsdecode(b"\xff")]
     argv = PBS.attach_argv("12.pbs1", "hnode001", 'printf "%s\\0" "$@"', odd)
     assert argv[:2] == ["bash", "-c"]
@@ -270,14 +270,14 @@ def test_a_visit_survives_whatever_shell_the_user_has_on_the_node():
     assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in odd]
 
 
-def test_the_words_of_a_visit_are_plain():
+def test_arguments_of_attach_are_plain_words():
     argv = PBS.attach_argv("12.pbs1", "hnode001", "exit 3", ["x"])
     word = argv[5].partition("<<<")[2].partition(")")[0]
     assert base64.b64decode(word) == b"exit 3\0bash\0x\0"
     assert subprocess.run(["sh", "-c", argv[5]], check=False).returncode == 3
 
 
-def test_an_interactive_job_is_asked_for_like_a_batch_job():
+def test_an_interactive_job_is_requested_like_a_batch_job():
     argv = PBS.interactive_argv(request(reservation="R1234"), "exit 3", ["a b"])
     count = int(argv[7])
     assert argv[8 : 8 + count] == [
@@ -290,6 +290,6 @@ def test_an_interactive_job_is_asked_for_like_a_batch_job():
 
 @pytest.mark.programs("shellcheck")
 @pytest.mark.parametrize("script", [SUBMIT, ENTER])
-def test_shellcheck_has_nothing_to_say(script):
+def test_shellcheck_finds_no_problem(script):
     done = subprocess.run(["shellcheck", "-s", "bash", "-"], input=script, capture_output=True, text=True, check=False)
     assert done.stdout == ""

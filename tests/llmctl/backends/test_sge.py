@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from llmctl.backends import load_queue_backend
-from llmctl.backends.base import LOGIN, HostCommand, JobRequest
+from llmctl.backends.base import LOGIN, HostCommand
 from llmctl.backends.sge.reports import parse_hosts, state_of
 from llmctl.errors import ProfileError, SchedulerError
 from llmctl.job_state import JobState
 from llmctl.paths import UserFolders
 from llmctl.site.profile import load_profile
+from tests.llmctl.backends.job_requests import request_for
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "sge"
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
@@ -39,7 +40,7 @@ def request(cluster="abci", **changes):
         "resource_type": profile.defaults.resource_type,
         "group": "gaa50001",
     }
-    return JobRequest(**{**given, **changes})
+    return request_for(**{**given, **changes})
 
 
 def test_the_head_of_a_script_for_abci():
@@ -55,7 +56,7 @@ def test_the_head_of_a_script_for_abci():
     ]
 
 
-def test_the_group_stands_on_the_command_line_only():
+def test_the_group_is_on_the_command_line_only():
     assert SGE.submit_commands(request()) == [HostCommand(LOGIN, ("qsub", "-g", "gaa50001", "job.sh"))]
     assert SGE.submit_commands(request(group=None)) == [HostCommand(LOGIN, ("qsub", "job.sh"))]
     assert not any("gaa50001" in line for line in SGE.directives(request()))
@@ -66,7 +67,7 @@ def test_reservation_queue_priority_and_dependency():
     assert {"-ar 12345", "-q prior", "-p -400", "-hold_jid 77,78"} <= set(lines)
 
 
-def test_options_of_profile_and_resource_type_are_taken_as_they_are():
+def test_options_of_profile_and_resource_type_are_unchanged():
     profile = load_profile(FOLDERS, "abci")
     kind = profile.resource_types["rt_F"].model_copy(update={"options": ("-l USE_BEEOND=1",)})
     changed = profile.model_copy(update={"options": ("-l USE_SSH=1",), "resource_types": {"rt_F": kind}})
@@ -74,20 +75,20 @@ def test_options_of_profile_and_resource_type_are_taken_as_they_are():
     assert lines.index("-l USE_SSH=1") < lines.index("-l USE_BEEOND=1")
 
 
-def test_several_nodes_without_a_type_are_refused_unless_the_profile_says_how():
+def test_several_nodes_without_a_type_need_options_in_the_profile():
     with pytest.raises(ProfileError, match="-l TYPE=N"):
         SGE.directives(request(resource_type=None))
     profile = load_profile(FOLDERS, "abci").model_copy(update={"options": ("-pe mpi 8",)})
     assert "-pe mpi 8" in SGE.directives(request(resource_type=None, profile=profile))
 
 
-def test_tsubame_always_says_how_long():
+def test_tsubame_always_sets_a_time_limit():
     profile = load_profile(FOLDERS, "tsubame4")
     lines = SGE.directives(request("tsubame4", nodes=2, time_s=profile.defaults.time))
     assert "-l node_f=2" in lines and "-l h_rt=1:00:00" in lines
 
 
-def test_no_job_asks_to_be_warned():
+def test_no_job_asks_for_a_warning_signal():
     assert not any("-notify" in line for line in SGE.directives(request()))
 
 
@@ -122,16 +123,16 @@ def test_a_running_job_has_its_whole_name():
     assert report.reason == "" and report.restarts == 0
 
 
-def test_why_jobs_wait():
+def test_reasons_of_pending_jobs():
     assert LIFE["31"].state is JobState.PENDING
     assert LIFE["31"].reason == "waits for free nodes"
     assert LIFE["33"].reason == "waits for job 30"
     assert (LIFE["34"].raw, LIFE["34"].reason) == ("hqw", "held")
-    # Not requested: its line alone.
+    # A job that was not asked about has only its line of the queue.
     assert (LIFE["32"].state, LIFE["32"].reason) == (JobState.PENDING, "")
 
 
-def test_a_job_in_error_is_pending_and_says_why():
+def test_a_job_in_error_is_pending_with_the_reason():
     report = LIFE["28"]
     assert (report.state, report.raw) == (JobState.PENDING, "Eqw")
     assert "can't chdir to /groups/gaa50001/ada/gone: No such file or directory" in report.reason
@@ -154,11 +155,11 @@ def test_an_array_is_one_job():
         *((raw, JobState.UNKNOWN) for raw in ("z", "x", "")),
     ],
 )
-def test_letters(raw, state):
+def test_state_letters(raw, state):
     assert state_of(raw)[0] is state
 
 
-def test_letters_that_say_more():
+def test_state_letters_with_a_reason():
     assert state_of("dr")[1] == "being deleted"
     assert state_of("S")[1] == "suspended"
     line = "   31 0.55500 gpt-26112 ada   Rr    11/21/2026 07:31:44 gpu@g0002    80\n"
@@ -177,7 +178,7 @@ def test_a_queue_line_of_altair_with_a_class_and_a_name_with_blanks():
     assert (report.state, report.name) == (JobState.RUNNING, "my job x: tuned")
 
 
-def test_nothing_in_the_queue_is_an_answer_of_nothing():
+def test_an_empty_queue_is_an_empty_answer():
     assert SGE.parse_status("") == {}
     assert SGE.is_answer(0, "")
 
@@ -194,11 +195,11 @@ def test_nothing_in_the_queue_is_an_answer_of_nothing():
         ("30", JobState.CANCELLED, 0),
     ],
 )
-def test_ends(job_id, state, exit_code):
+def test_parsed_endings(job_id, state, exit_code):
     assert (ENDED[job_id].state, ENDED[job_id].exit_code) == (state, exit_code)
 
 
-def test_ends_in_words():
+def test_parsed_endings_in_words():
     assert ENDED["2"].reason == "ended by Grid Engine at its time limit"
     assert ENDED["2"].raw == "failed 37 : qmaster enforced h_rt, h_cpu, or h_vmem limit, exit_status 137 (Killed)"
     assert "run directory" in ENDED["28"].reason
@@ -232,12 +233,12 @@ def test_codes_of_failure(failed, state):
     assert report.state is state and report.reason
 
 
-def test_the_host_that_died_is_named():
+def test_a_failed_host_is_named():
     report = SGE.parse_accounting(changed("27", failed="19  : before writing exit_status"))["27"]
     assert "g0004" in report.reason and report.exit_code is None
 
 
-def test_a_limit_long_before_the_time_was_not_the_time():
+def test_a_limit_reached_early_is_not_the_time_limit():
     report = SGE.parse_accounting(changed("2", ru_wallclock="20s"))["2"]
     assert (report.state, report.reason) == (JobState.FAILED, "ended at a limit of memory or CPU time")
 
@@ -247,13 +248,13 @@ def test_a_signal_other_than_kill_is_a_failure():
     assert (report.state, report.exit_code) == (JobState.FAILED, 139)
 
 
-def test_the_newest_account_of_an_id_that_was_used_again():
+def test_the_newest_account_of_a_reused_id_counts():
     text = changed("27") + changed("27", jobname="another", exit_status="0")
     report = SGE.parse_accounting(text)["27"]
     assert (report.name, report.state) == ("another", JobState.COMPLETED)
 
 
-def test_what_is_an_answer():
+def test_valid_answers():
     assert SGE.is_answer(1, "error: job id 2 not found\nerror: job id 3 not found\n")
     assert SGE.is_answer(1, "Following jobs do not exist: \n99, 98\n")
     assert not SGE.is_answer(1, "")
@@ -266,13 +267,13 @@ def test_what_is_an_answer():
     assert not SGE.is_transient(0, "")
 
 
-def test_what_is_refused_is_no_matter_of_time():
+def test_refusals_are_not_transient():
     for line in recorded("qsub_refused.txt").splitlines():
         assert not SGE.is_transient(1, line), line
 
 
 @pytest.mark.parametrize(
-    "said, told",
+    "message, advice",
     [
         ('Unable to run job: job rejected: the requested project "ada" does not exist', "--group"),
         ("Unable to run job: job rejected: no project assigned to job", "--group"),
@@ -287,9 +288,9 @@ def test_what_is_refused_is_no_matter_of_time():
         ("something else", ""),
     ],
 )
-def test_advice(said, told):
-    assert told in SGE.advice(said)
-    assert bool(SGE.advice(said)) == bool(told)
+def test_advice(message, advice):
+    assert advice in SGE.advice(message)
+    assert bool(SGE.advice(message)) == bool(advice)
 
 
 def test_every_recorded_refusal_but_usage_has_advice():

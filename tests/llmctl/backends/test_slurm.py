@@ -14,10 +14,10 @@ from llmctl.cli.main import main
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 from llmctl.site.container import ContainerPlan
-from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from llmctl.transport.protocol import program_of
-from tests.llmctl.scripts.script_cases import render_case
+from tests.llmctl.backends.job_requests import request_for
+from tests.waiting import HANG_S
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "slurm"
 BACKEND = SlurmBackend()
@@ -30,17 +30,17 @@ def recorded(name: str) -> str:
 def request_of(profile: dict[str, object] | None = None, **asked: object) -> JobRequest:
     whole = {"gpu": {"gpus": 8, "cores": 96, "gpu_type": "h100"}, "part": {"fraction": True, "memory_gib": 60.5}}
     values = {"name": "site", "scheduler": "slurm", "resource_types": whole, **(profile or {})}
-    return JobRequest(ClusterProfile(**values), job_name="x-1", run_dir="/runs/x-1", **asked)  # type: ignore[arg-type]
+    return request_for(ClusterProfile(**values), job_name="x-1", run_dir="/runs/x-1", **asked)  # type: ignore[arg-type]
 
 
-def test_it_is_the_backend_of_its_name() -> None:
+def test_the_backend_is_registered_by_name() -> None:
     assert load_queue_backend("slurm") == BACKEND
 
 
 # --- Requests
 
 
-def test_whole_nodes_are_asked_for_whole() -> None:
+def test_whole_nodes_are_requested_exclusively() -> None:
     asked = request_of(nodes=4, ranks_per_node=8, gpus_per_node=8, cores_per_node=96, resource_type="gpu", time_s=3600)
     lines = BACKEND.directives(asked)
     for line in ("--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=96", "--gpus-per-node=h100:8"):
@@ -50,30 +50,17 @@ def test_whole_nodes_are_asked_for_whole() -> None:
     assert not [line for line in lines if "gres" in line or "gpus-per-task" in line or "export" in line]
 
 
-def test_a_task_per_rank_shares_the_cores_out() -> None:
-    asked = request_of(nodes=2, ranks_per_node=8, cores_per_node=96, resource_type="gpu", launcher="srun")
+def test_tasks_per_rank_divide_the_cores() -> None:
+    asked = request_of(nodes=2, ranks_per_node=8, tasks_per_node=8, cores_per_node=96, launcher="srun")
     assert {"--ntasks-per-node=8", "--cpus-per-task=12"} <= set(BACKEND.directives(asked))
 
 
-@pytest.mark.parametrize(("launcher", "granted"), [("torchrun", 100), ("srun", 96), ("mpirun", 96)])
-def test_steps_ask_for_no_more_cores_than_the_tasks_have(tmp_path: Path, launcher: str, granted: int) -> None:
-    asked = request_of(ranks_per_node=8, cores_per_node=100, resource_type="gpu", launcher=launcher)
-    assert f"--cpus-per-task={granted // asked.tasks_per_node}" in BACKEND.directives(asked)
-    argv = BACKEND.interactive_argv(asked, 'exec "$@"', ["true"])
-    subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=20, check=True)
-    assert f"--cpus-per-task={granted}" in (tmp_path / "srun.said").read_text().split("\n")
-    resource = {"gpu": {"gpus": 8, "cores": 100}}
-    profile = ClusterProfile(name="s", scheduler="slurm", resource_types=resource, defaults={"resource_type": "gpu"})  # type: ignore[arg-type]
-    script = render_case(profile, JobSpec(name="c", launcher=launcher, command=("true",)), ranks_per_node=8).script
-    assert launcher == "mpirun" or f"--ntasks-per-node=1 --cpus-per-task={granted} " in script
-
-
-def test_a_part_of_a_node_leaves_the_rest_to_others() -> None:
+def test_a_part_of_a_node_is_not_exclusive() -> None:
     lines = BACKEND.directives(request_of(resource_type="part"))
     assert "--mem=61952M" in lines and "--exclusive" not in lines and "--mem=0" not in lines
 
 
-def test_words_and_numbers_of_the_user() -> None:
+def test_values_of_the_user_in_directives() -> None:
     asked = request_of(
         {"options": ["--constraint=a100"], "stop_grace_s": 300},
         queue="big", group="acc", reservation="r1", priority=-100, after=("7", "8"), after_any=False, time_s=86400,
@@ -88,7 +75,7 @@ def test_words_and_numbers_of_the_user() -> None:
 @pytest.mark.parametrize(
     ("time_s", "grace_s", "warning_s"), [(None, 120, 120), (None, 99999, 65535), (60, 120, 30), (86400, 120, 60)]
 )
-def test_the_warning_comes_while_there_is_time_to_save(time_s: int | None, grace_s: int, warning_s: int) -> None:
+def test_the_warning_signal_leaves_time_to_save(time_s: int | None, grace_s: int, warning_s: int) -> None:
     lines = BACKEND.directives(request_of({"stop_grace_s": grace_s}, time_s=time_s))
     assert f"--signal=B:USR1@{warning_s}" in lines
 
@@ -115,7 +102,7 @@ def test_the_job_id(output: str, job_id: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["", "sbatch: queued\n", "17.5\n", "job 17\n"])
-def test_no_job_id_is_an_error_that_quotes(output: str) -> None:
+def test_a_missing_job_id_is_an_error_that_quotes_the_output(output: str) -> None:
     with pytest.raises(SchedulerError, match="no job id") as caught:
         BACKEND.parse_job_id(output)
     assert repr(output.strip()) in str(caught.value)
@@ -135,11 +122,11 @@ def test_a_queue() -> None:
     assert reports["4"].expected_start == "2026-11-21T12:49:31" and reports["8"].expected_start is None
     assert reports["7"].expected_start == "2026-11-21T13:44:30"
     assert reports["1"].expected_start is None
-    assert reports["5"].reason == "it is held by its user; scontrol release lets it go"
+    assert reports["5"].reason == "it is held by its user; release it with scontrol release"
     assert reports["8"].reason == "its partition starts no jobs at present"
 
 
-def test_how_jobs_ended() -> None:
+def test_parsed_endings_of_jobs() -> None:
     reports = BACKEND.parse_status(recorded("squeue-ends.txt"))
     assert reports["14"].state is JobState.COMPLETED and reports["14"].reason == ""
     assert reports["12"].state is JobState.FAILED and reports["12"].reason == "its script ended with an error"
@@ -149,14 +136,14 @@ def test_how_jobs_ended() -> None:
     assert reports["17"].state is JobState.RUNNING and reports["17"].hosts == ("n1", "n3")
 
 
-def test_a_node_without_power() -> None:
+def test_a_job_on_a_powered_off_node() -> None:
     reports = BACKEND.parse_status(recorded("squeue-node-failure.txt"))
     assert reports["21"].state is JobState.NODE_FAIL and reports["21"].reason == "a node that it needs is down"
     assert reports["20"].state is JobState.PENDING and reports["20"].expected_start == "2026-11-21T12:52:30"
     assert reports["22"].state is JobState.TIMEOUT
 
 
-def test_words_of_later_versions() -> None:
+def test_states_of_later_versions() -> None:
     reports = BACKEND.parse_status(recorded("newer.txt"))
     found = {job_id: str(report.state) for job_id, report in reports.items()}
     assert found == {
@@ -172,7 +159,7 @@ def test_words_of_later_versions() -> None:
     assert all(report.reason for job_id, report in reports.items() if job_id not in ("31", "38", "39"))
 
 
-def test_one_call_for_all_jobs_that_no_forgotten_one_can_spoil() -> None:
+def test_one_call_for_all_jobs_even_with_an_unknown_one() -> None:
     argv = BACKEND.status_argv(["1", "2", "99999"])
     assert program_of(argv) == "squeue" and "--me" in argv and not [word for word in argv if "99999" in word]
     assert BACKEND.find_argv("x-1")[-1] == "--name=x-1"
@@ -181,7 +168,7 @@ def test_one_call_for_all_jobs_that_no_forgotten_one_can_spoil() -> None:
 @pytest.mark.parametrize(
     "reason", [*REASONS, "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher"]
 )
-def test_reasons_are_sentences(reason: str) -> None:
+def test_pending_reasons_are_sentences(reason: str) -> None:
     words = in_words(f"({reason})" if reason in REASONS else reason)
     assert reason not in words or reason in ("None", "null")
     assert words == "" or (words[0].islower() or words.startswith("Slurm")) and not words.endswith(".")
@@ -193,12 +180,12 @@ def test_enough_reasons_are_known() -> None:
 
 
 @pytest.mark.parametrize("reason", ["None", "(None)", "null", "(null)", ""])
-def test_no_reason_is_none(reason: str) -> None:
+def test_none_is_no_reason(reason: str) -> None:
     assert in_words(reason) == ""
     assert in_words(reason, "OUT_OF_MEMORY") == "it ran out of memory"
 
 
-def test_every_state_has_one_of_ours() -> None:
+def test_every_state_has_a_neutral_state() -> None:
     assert JobState.UNKNOWN not in STATES.values()
 
 
@@ -224,17 +211,17 @@ def test_the_newest_record_of_a_requeued_job_counts() -> None:
     assert (report.state, report.restarts) == (JobState.PENDING, 1)
 
 
-def test_an_id_that_was_used_again_is_the_new_job() -> None:
+def test_a_reused_id_is_the_new_job() -> None:
     lines = ["7|2026-11-21T12:00:00|COMPLETED|0:0|n1|new", "7|2025-01-01T00:00:00|FAILED|1:0|n1|old"]
     report = BACKEND.parse_accounting("\n".join(lines))["7"]
     assert (report.name, report.state, report.restarts) == ("new", JobState.COMPLETED, 0)
 
 
-def test_lines_that_are_no_records_are_passed_over() -> None:
+def test_lines_that_are_no_records_are_skipped() -> None:
     assert BACKEND.parse_accounting("sacct: hello\n7.batch|2026|COMPLETED|0:0|n1|batch\n|||||\n") == {}
 
 
-def test_accounting_asks_once_for_all() -> None:
+def test_one_accounting_call_for_all_jobs() -> None:
     argv = BACKEND.accounting_argv(["1", "2"])
     assert argv is not None and "1,2" in argv and "--duplicates" in argv and "--allocations" in argv
 
@@ -247,23 +234,23 @@ def refusals() -> list[tuple[str, str, int]]:
     found = []
     for block in (recorded("errors.txt") + recorded("controller-down.txt")).split("$ ")[1:]:
         command, _, rest = block.partition("\n")
-        said, _, status = rest.rpartition("rc=")
-        found.append((command, said, int(status)))
+        message, _, status = rest.rpartition("rc=")
+        found.append((command, message, int(status)))
     return found
 
 
 def test_only_a_server_that_does_not_answer_is_transient() -> None:
-    transient = [command for command, said, status in refusals() if BACKEND.is_transient(status, said)]
+    transient = [command for command, message, status in refusals() if BACKEND.is_transient(status, message)]
     assert transient == ["sacct -n -P -X -j 1", "squeue -h --me", "sbatch /tmp/srec/ok.sh"]
 
 
-def test_an_unknown_job_is_an_answer_and_a_lost_server_is_none() -> None:
-    answers = {command: BACKEND.is_answer(status, said) for command, said, status in refusals()}
+def test_an_unknown_job_is_a_valid_answer_and_a_lost_server_is_not() -> None:
+    answers = {command: BACKEND.is_answer(status, message) for command, message, status in refusals()}
     assert answers["squeue -h -j 99999"] and not answers["squeue -h --me"] and not answers["sacct -n -P -X -j 1"]
 
 
 def test_refusals_come_with_advice() -> None:
-    silent = [command for command, said, status in refusals() if status and not BACKEND.advice(said)]
+    silent = [command for command, message, status in refusals() if status and not BACKEND.advice(message)]
     # Missing objects, and errors that are not the user's, need no advice.
     assert silent == [
         "sacct -n -P -X -j 1", "squeue -h -j 99999", "sbatch nosuchfile.sh", "scontrol requeue 99999",
@@ -278,9 +265,9 @@ def test_mpirun_is_refused_in_a_container_of_pyxis(capsys: pytest.CaptureFixture
     assert "mpirun starts its ranks outside the container" in capsys.readouterr().err
 
 
-def test_pyxis_complaints_come_with_advice() -> None:
+def test_errors_of_pyxis_come_with_advice() -> None:
     complaints = recorded("pyxis.txt").split("--\n")
-    given = [BACKEND.advice(said) for said in complaints]
+    given = [BACKEND.advice(message) for message in complaints]
     assert all(given) and len(set(given)) == len(given)
     assert "has no pyxis" in given[-1]
 
@@ -288,7 +275,7 @@ def test_pyxis_complaints_come_with_advice() -> None:
 # --- Nodes
 
 
-def test_a_drained_node_with_its_whole_reason() -> None:
+def test_a_drained_node_has_its_whole_reason() -> None:
     nodes = {node.name: node for node in BACKEND.parse_nodes([recorded("scontrol-nodes-drain.txt")])}
     assert [node.state for node in nodes.values()] == ["mixed", "draining", "mixed", "mixed"]
     assert nodes["n2"].reason == "bad gpu 0, see ticket 12 [ops] = later (root, 2026-11-21T12:48:00)"
@@ -297,7 +284,7 @@ def test_a_drained_node_with_its_whole_reason() -> None:
     assert nodes["n1"].reason == ""
 
 
-def test_a_node_without_power_is_down() -> None:
+def test_a_powered_off_node_is_down() -> None:
     nodes = {node.name: node for node in BACKEND.parse_nodes([recorded("scontrol-nodes-down.txt")])}
     assert nodes["n4"].state == "down" and nodes["n4"].raw == "DOWN+NOT_RESPONDING"
     assert nodes["n4"].reason.startswith("Not responding (")
@@ -323,7 +310,7 @@ def test_states_of_nodes(raw: str, state: str) -> None:
     assert node_state(raw) == state
 
 
-def test_gpus_by_type_and_place() -> None:
+def test_gpus_by_type_and_index() -> None:
     line = (
         "NodeName=g1 Gres=gpu:h100:8(S:0-1),shard:16 GresUsed=gpu:h100:3(IDX:0-1,5),shard:0 State=MIXED RealMemory=1024"
     )
@@ -355,45 +342,45 @@ def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
 
 
 def stand_ins(folder: Path) -> dict[str, str]:
-    """Stand-ins for salloc and srun, which record their words and run their command; returns the environment."""
+    """Stand-ins for salloc and srun, which record their arguments and run their command; returns the environment."""
     for name in ("salloc", "srun"):
-        body = f'printf "%s\\n" "$@" >{folder}/{name}.said\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
+        body = f'printf "%s\\n" "$@" >{folder}/{name}.arguments\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
         (folder / name).write_text(f"#!/bin/bash\n{body}")
         (folder / name).chmod(0o755)
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
-def test_a_shell_in_an_allocation_of_its_own(tmp_path: Path) -> None:
+def test_a_shell_in_a_new_allocation(tmp_path: Path) -> None:
     asked = request_of(nodes=2, gpus_per_node=8, cores_per_node=96, resource_type="gpu")
     argv = BACKEND.interactive_argv(asked, 'exec "$@"', ["echo", "a b", "$x"])
     env = stand_ins(tmp_path)
     done = subprocess.run(
-        argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=True
+        argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S, check=True
     )
     assert done.stdout == "a b $x\n"
     assert done.stderr == "llmctl: requesting 2 nodes with 8 GPUs each; giving up after 60 s if none is free\n"
-    said = [set((tmp_path / f"{name}.said").read_text().split("\n")) for name in ("salloc", "srun")]
-    assert {"--immediate=60", "--gpus-per-node=h100:8", "--nodes=2"} <= said[0]
-    assert {"--overlap", "--nodes=1", "--cpus-per-task=96"} <= said[1] and "--pty" not in said[1]
+    arguments = [set((tmp_path / f"{name}.arguments").read_text().split("\n")) for name in ("salloc", "srun")]
+    assert {"--immediate=60", "--gpus-per-node=h100:8", "--nodes=2"} <= arguments[0]
+    assert {"--overlap", "--nodes=1", "--cpus-per-task=96"} <= arguments[1] and "--pty" not in arguments[1]
 
 
-def test_a_visit_beside_a_rank(tmp_path: Path) -> None:
+def test_attach_beside_a_rank(tmp_path: Path) -> None:
     argv = BACKEND.attach_argv("17", "n3", 'exec "$@"', ["printf", "%s", "a'b\n"], cores=96)
-    done = subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+    done = subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"a'b\n", b"")
-    said = (tmp_path / "srun.said").read_text().split("\n")
-    assert {"--jobid=17", "--overlap", "--nodelist=n3", "--ntasks=1", "--cpus-per-task=96"} <= set(said)
+    arguments = (tmp_path / "srun.arguments").read_text().split("\n")
+    assert {"--jobid=17", "--overlap", "--nodelist=n3", "--ntasks=1", "--cpus-per-task=96"} <= set(arguments)
 
 
-def test_containers_are_entered_by_name(tmp_path: Path) -> None:
+def test_attach_joins_a_container_by_name(tmp_path: Path) -> None:
     site = {"runtime": "pyxis", "name": "llm:create", "save": "/shared/changed.sqsh"}
     profile = ClusterProfile(name="s", scheduler="slurm", container=site)  # type: ignore[arg-type]
     plan = ContainerPlan("pyxis", "reg#img", None, ("/a:/a",), profile.container)
     argv = BACKEND.attach_argv("17", "n3", "true", (), plan)
-    subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=20, check=True)
-    said = (tmp_path / "srun.said").read_text().split("\n")
+    subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=HANG_S, check=True)
+    given = (tmp_path / "srun.arguments").read_text().split("\n")
     # An attached step must not overwrite the run's own image.
-    assert "--container-name=llm:exec" in said and not [word for word in said if word.startswith("--container-save")]
+    assert "--container-name=llm:exec" in given and not [word for word in given if word.startswith("--container-save")]
     unnamed = profile.container.model_copy(update={"name": None})
     nameless = BACKEND.attach_argv("17", "n3", "true", (), ContainerPlan("pyxis", "/i.sqsh", None, (), unnamed))
     assert "--container" not in nameless[-1]

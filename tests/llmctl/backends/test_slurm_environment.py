@@ -1,4 +1,4 @@
-"""Requests to Slurm: no variables of the user, no other cluster, and the cores of an attached step."""
+"""Requests to Slurm: ignored variables, refused clusters, and cores of steps."""
 
 import json
 import re
@@ -17,7 +17,11 @@ from llmctl.operate.attach import AttachedJob, Attachment
 from llmctl.operate.interactive import attach_session
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
+from llmctl.submit.request import NodeSize, build_request
+from tests.llmctl.backends.test_slurm import stand_ins
 from tests.llmctl.run_directories import make_run
+from tests.llmctl.scripts.script_cases import render_case
+from tests.waiting import HANG_S
 
 Refused = Callable[[dict[str, object]], str]
 BACKEND = SlurmBackend()
@@ -49,13 +53,15 @@ COMMANDS: dict[str, list[Sequence[str]]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_slurm_hears_the_command_line_alone(tmp_path: Path, name: str) -> None:
+def test_variables_of_the_user_do_not_reach_slurm(tmp_path: Path, name: str) -> None:
     stand_in = tmp_path / name
     stand_in.write_text(f'#!/bin/bash\nenv -0 >{tmp_path}/environ\nprintf "%s\\0" "$@" >{tmp_path}/words\nexit 3\n')
     stand_in.chmod(0o755)
     for argv in COMMANDS[name]:
         environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", **MEDDLING, **KEPT}
-        done = subprocess.run(argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
+        done = subprocess.run(
+            argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG_S, check=False
+        )
         assert done.returncode == 3
         given = dict(one.partition("=")[::2] for one in (tmp_path / "environ").read_text().split("\0")[:-1])
         assert not MEDDLING.keys() & given.keys()
@@ -66,14 +72,29 @@ def test_slurm_hears_the_command_line_alone(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("option", ["--clusters=c2", "--clusters c2", "-M c2", "-Mc2", "--cluster=c2"])
 @pytest.mark.parametrize("of_kind", [False, True])
-def test_a_job_is_not_sent_where_nobody_finds_it_again(refused: Refused, option: str, *, of_kind: bool) -> None:
+def test_a_job_cannot_be_sent_to_another_cluster(refused: Refused, option: str, *, of_kind: bool) -> None:
     options = {"resource_types": {"gpu": {"gpus": 1, "options": [option]}}} if of_kind else {"options": [option]}
-    said = refused({"defaults": {"resource_type": "gpu"} if of_kind else {}, **options})
-    assert f"cluster site: options: '{option}' sends jobs to another Slurm cluster" in said
+    message = refused({"defaults": {"resource_type": "gpu"} if of_kind else {}, **options})
+    assert f"cluster site: options: '{option}' sends jobs to another Slurm cluster" in message
 
 
-def test_options_that_look_alike_are_taken(refused: Refused) -> None:
+def test_similar_options_are_accepted(refused: Refused) -> None:
     assert refused({"options": ["--cluster-constraint=x", "--mem=0"]}) == ""
+
+
+@pytest.mark.parametrize(("launcher", "granted"), [("torchrun", 100), ("srun", 96), ("mpirun", 96)])
+def test_steps_request_no_more_cores_than_the_tasks_have(tmp_path: Path, launcher: str, granted: int) -> None:
+    resource = {"gpu": {"gpus": 8, "cores": 100}}
+    profile = ClusterProfile(name="s", scheduler="slurm", resource_types=resource, defaults={"resource_type": "gpu"})  # type: ignore[arg-type]
+    spec = JobSpec(name="c", launcher=launcher, command=("true",))
+    asked = build_request(spec, profile, BACKEND, NodeSize(8, 8), name="c", run_dir="/runs/c")
+    assert asked.tasks_per_node == (1 if launcher == "torchrun" else 8)
+    assert f"--cpus-per-task={granted // asked.tasks_per_node}" in BACKEND.directives(asked)
+    argv = BACKEND.interactive_argv(asked, 'exec "$@"', ["true"])
+    subprocess.run(argv, env=stand_ins(tmp_path), stdin=subprocess.DEVNULL, timeout=HANG_S, check=True)
+    assert f"--cpus-per-task={granted}" in (tmp_path / "srun.arguments").read_text().split("\n")
+    script = render_case(profile, spec, ranks_per_node=8).script
+    assert launcher == "mpirun" or f"--ntasks-per-node=1 --cpus-per-task={granted} " in script
 
 
 @pytest.mark.parametrize(
@@ -85,7 +106,7 @@ def test_options_that_look_alike_are_taken(refused: Refused) -> None:
         ({"resource_type": "x"}, None),
     ],
 )
-def test_a_visitor_gets_the_cores_that_the_job_has_on_a_node(
+def test_an_attached_step_gets_the_cores_of_the_job_on_the_node(
     tmp_path: Path, job: dict[str, object], cores: int | None
 ) -> None:
     kinds = {"gpu": {"gpus": 8, "cores": 100}}
@@ -111,7 +132,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def run(profile: dict[str, object]) -> str:
         (folder / "site.yaml").write_text(json.dumps({"scheduler": "slurm", **profile}))
         code = main(["submit", "--cluster", "site", "--dry-run", "--", "true"])
-        said = capsys.readouterr().err
-        return said if code else ""
+        message = capsys.readouterr().err
+        return message if code else ""
 
     return run

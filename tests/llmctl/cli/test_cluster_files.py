@@ -1,4 +1,4 @@
-"""``clusters setup`` and ``clusters new``: written files, kept content of the user's file, refusals."""
+"""``clusters setup`` and ``clusters new``: written files, unchanged user content, and refused values."""
 
 import string
 
@@ -45,7 +45,7 @@ def overlay_of(folders, name="abci3"):
     return folders.clusters / f"{name}.yaml"
 
 
-def test_setup_writes_what_the_flags_say_and_the_sites_own_place(folders, capsys):
+def test_setup_writes_the_values_of_flags_and_the_sites_work_area(folders, capsys):
     assert main(["clusters", "setup", "abci3", "--group", "gaa50000", "--venv", f"{folders.home}/venvs/llm"]) == 0
     output = capsys.readouterr()
     assert output.out == f"{overlay_of(folders)}\n"
@@ -60,7 +60,7 @@ def test_setup_writes_what_the_flags_say_and_the_sites_own_place(folders, capsys
     assert (profile.login.host, profile.group, profile.environment.path) == ("bob@abci", "gaa50000", "~/venvs/llm")
 
 
-def test_setup_keeps_what_the_user_wrote(folders):
+def test_setup_keeps_the_users_content(folders):
     folders.clusters.mkdir(parents=True)
     overlay_of(folders).write_text(HAND_MADE)
     flags = ["--runs-root", "/new", "--login", "other", "--module", "cuda/13", "--group", "g", "--python", "/p"]
@@ -83,7 +83,7 @@ def test_an_empty_login_means_this_machine(folders):
     assert load_profile(folders, "abci3").login.host is None
 
 
-def test_what_holds_already_is_not_written_again(folders, capsys):
+def test_unchanged_values_are_not_written_again(folders, capsys):
     modules = [word for name in load_profile(folders, "frontier").environment.modules for word in ("--module", name)]
     assert main(["clusters", "setup", "frontier", "--group", "g", *modules]) == 0
     assert set(yaml.safe_load(overlay_of(folders, "frontier").read_text())) == {"group", "runs_root"}
@@ -95,20 +95,20 @@ def test_what_holds_already_is_not_written_again(folders, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "said"),
+    ("flags", "code", "message"),
     [
         ([], 2, "give values, as in --group G"),
         (["--venv", "/a", "--conda", "/b"], 2, "--conda: excludes --venv"),
         (["--interface", "a b", "--runs-root", "/r"], 3, "rendezvous.interface: 'a b' is not valid"),
     ],
 )
-def test_setup_refuses_before_it_writes(folders, capsys, flags, code, said):
+def test_setup_refuses_before_it_writes(folders, capsys, flags, code, message):
     assert main(["clusters", "setup", "abci3", *flags]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not overlay_of(folders).exists()
 
 
-def test_a_file_that_cannot_be_changed_stays_and_the_values_are_shown(folders, capsys):
+def test_a_file_that_cannot_be_changed_stays_and_the_values_are_printed(folders, capsys):
     folders.clusters.mkdir(parents=True)
     before = "environment:\n  modules:\n    - cuda  # for torch 2.9\n    - gcc\n"
     overlay_of(folders).write_text(before)
@@ -161,7 +161,7 @@ def test_new_writes_a_profile_for_every_scheduler(folders, capsys, scheduler):
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "sge", "pbs", "lsf", "ssh", "local"])
-def test_every_comment_of_a_new_profile_would_hold_if_it_were_none(folders, scheduler):
+def test_every_commented_key_of_a_new_profile_is_valid(folders, scheduler):
     assert main(["clusters", "new", "bare", "--scheduler", scheduler]) == 0
     offers = []
     for line in overlay_of(folders, "bare").read_text().splitlines():
@@ -178,7 +178,7 @@ def test_every_comment_of_a_new_profile_would_hold_if_it_were_none(folders, sche
     assert {"environment", "rendezvous", "env", "stop_grace_s"} <= keys
 
 
-def test_new_asks_what_the_scheduler_needs(folders, monkeypatch):
+def test_new_asks_for_the_values_that_the_scheduler_needs(folders, monkeypatch):
     monkeypatch.setattr(cluster_files, "is_for_people", lambda: True)
     asked = []
 
@@ -194,7 +194,7 @@ def test_new_asks_what_the_scheduler_needs(folders, monkeypatch):
     assert not [question for question in asked if "bill" in question or "Login node" in question]
 
 
-def test_the_place_for_runs_is_filled_in_or_not_offered():
+def test_the_work_area_is_filled_in_or_not_offered():
     profile = ClusterProfile(name="a", scheduler="slurm", work_area="/p/{user[0]}/{user}/{group}")
 
     assert suggested_runs_root(profile, group="g", user="eve") == "/p/e/eve/g"
@@ -204,7 +204,7 @@ def test_the_place_for_runs_is_filled_in_or_not_offered():
         suggested_runs_root(wrong, group="g", user="eve")
 
 
-def test_the_users_name_is_that_of_the_ssh_configuration(tmp_path):
+def test_the_user_name_comes_from_the_ssh_configuration(tmp_path):
     config = tmp_path / "ssh.conf"
     config.write_text("Host gate\n  User bob\n")
     ssh = tmp_path / "ssh"
@@ -235,7 +235,7 @@ UNUSUAL = [
 
 
 @pytest.mark.parametrize("text", UNUSUAL)
-def test_an_unusual_file_is_changed_rightly_or_not_at_all(text):
+def test_an_unusual_file_is_changed_correctly_or_not_at_all(text):
     changes = {("runs_root",): "/new", ("group",): "g"}
     new = changed_text(text, changes)
     assert new is None or yaml.safe_load(new) == {**yaml.safe_load(text), "runs_root": "/new", "group": "g"}
@@ -260,7 +260,7 @@ trees = st.recursive(
     value=words | st.lists(words, max_size=2) | st.none(),
     flow=st.sampled_from([None, False]),
 )
-def test_whatever_stands_in_a_file_only_the_wanted_value_changes(values, path, value, flow):
+def test_only_the_given_value_changes_in_any_file(values, path, value, flow):
     text = yaml.safe_dump(values, default_flow_style=flow, allow_unicode=True) if values else "# nothing yet\n"
     new = changed_text(text, {tuple(path): value})
     if new is None:

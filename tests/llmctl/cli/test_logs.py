@@ -47,7 +47,7 @@ def test_rank_0_of_the_last_attempt(capsys):
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize("ranks", ["0-99999999", "\u00b2", "x", "1-"])
-def test_ranks_that_cannot_be_meant(capsys, ranks):
+def test_invalid_ranks(capsys, ranks):
     assert "--rank" in shown(capsys, "demo", "--rank", ranks, code=2)[1]
 
 
@@ -69,7 +69,7 @@ def test_failed_ranks_come_with_the_cause_first(capsys):
     ]
     lines, err = shown(capsys, "demo", "--rank", "failed", "--attempt", "1")
     assert lines == []
-    assert "no rank left an error in attempt 1" in err
+    assert "no rank wrote an error report in attempt 1" in err
 
 
 @pytest.mark.usefixtures("run")
@@ -79,7 +79,7 @@ def test_job(capsys):
 
 
 @pytest.mark.usefixtures("run")
-def test_what_is_not_there_is_said_with_what_is(capsys):
+def test_a_missing_rank_or_attempt_is_refused_with_the_valid_ones(capsys):
     assert "there are ranks 0-3" in shown(capsys, "demo", "--rank", "2,9", code=5)[1]
     assert "there are attempts 1-2" in shown(capsys, "demo", "--attempt", "7", code=5)[1]
     assert "give a rank" in shown(capsys, "demo", "--rank", "x", code=2)[1]
@@ -98,7 +98,7 @@ def test_download_copies_whole_files_unchanged(run, tmp_path, capsys):
     assert "--download" in shown(capsys, "demo", "--download", "file/x", code=2)[1]
 
 
-def test_garbage_does_not_reach_the_terminal(run, capsys):
+def test_control_characters_do_not_reach_the_terminal(run, capsys):
     log = run.path / "attempts" / "2" / "rank-00000.log"
     log.write_bytes(b"\x1b]0;owned\x07\x1b[2J" + bytes(range(0, 9)) + b"\xff" * 10 + b"x" * 100_000 + b"\nend")
     lines, _ = shown(capsys, "demo")
@@ -108,7 +108,7 @@ def test_garbage_does_not_reach_the_terminal(run, capsys):
     assert len(lines[0]) < 20_000
 
 
-def test_a_run_without_an_attempt_shows_what_job_sh_said(tmp_path, monkeypatch, capsys):
+def test_a_run_without_an_attempt_shows_the_output_of_job_sh(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = make_run(tmp_path / "runs", "new-1").submit(None)
     RunIndex(tmp_path / "state" / "llmctl").add(made.record)
@@ -118,7 +118,7 @@ def test_a_run_without_an_attempt_shows_what_job_sh_said(tmp_path, monkeypatch, 
     assert "no attempt has started yet" in shown(capsys, "new", "--attempt", "1", code=5)[1]
 
 
-def test_the_traceback_of_the_first_to_fail_is_shown_where_its_log_has_it_not(run, capsys):
+def test_the_traceback_of_the_first_failed_rank_is_added_if_its_log_lacks_it(run, capsys):
     path = run.path / "attempts/2/errors/rank-00002.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "traceback": "Traceback:\n  at line 7\nValueError: loss is NaN\n"}))
@@ -130,7 +130,7 @@ def test_the_traceback_of_the_first_to_fail_is_shown_where_its_log_has_it_not(ru
     assert lines == ["[rank 2] ValueError: loss is NaN", "[rank 0] attempt 2 rank 0 line 30"]
 
 
-def test_a_pending_run_says_why_and_since_when(cluster, capsys):
+def test_a_pending_run_shows_reason_and_waiting_time(cluster, capsys):
     cluster.run(age_s=300)
     cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")
     lines, err = shown(capsys, "demo-1")

@@ -11,6 +11,7 @@ from llmctl.runs.record import RunIndex
 from llmctl.site import profile
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import leave, make_run, recycled
+from tests.waiting import HANG_S
 
 LLMCTL = (sys.executable, "-m", "llmctl.cli.main")
 LONG = "".join(f"line {number}\n" for number in range(30_000))
@@ -32,17 +33,19 @@ def run(tmp_path, monkeypatch):
 
 def shell(line: str) -> subprocess.CompletedProcess:
     """Run ``line`` in bash, with $0 $@ as llmctl."""
-    return subprocess.run(["bash", "-c", line, *LLMCTL], capture_output=True, encoding="utf-8", timeout=60, check=False)
+    return subprocess.run(
+        ["bash", "-c", line, *LLMCTL], capture_output=True, encoding="utf-8", timeout=HANG_S, check=False
+    )
 
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize("arguments", ["logs demo -n 30000", "status", "status --json", "--help"])
-def test_a_reader_that_has_seen_enough_is_no_mistake(arguments):
+def test_a_pipe_that_closes_early_is_no_error(arguments):
     done = shell(f'"$0" "$@" {arguments} | head -c 5; echo "${{PIPESTATUS[0]}}"')
     assert (done.stdout[5:], done.stderr) == ("0\n", "")
 
 
-def test_following_for_a_reader_that_left_is_interrupted(run):
+def test_following_ends_as_interrupted_when_the_pipe_closes(run):
     identity = identify(1)
     run.submit(identity)
     run.start_attempt(2)
@@ -57,34 +60,34 @@ def test_following_for_a_reader_that_left_is_interrupted(run):
         assert process.stdout.readline() == "line 29999\n"
         log.write("one more\n")
         log.flush()
-        assert process.communicate(timeout=30) == ("130\n", "")
+        assert process.communicate(timeout=HANG_S) == ("130\n", "")
 
 
 @pytest.mark.usefixtures("run")
-def test_a_full_disk_is_said():
+def test_a_full_disk_is_an_error():
     done = shell('"$0" "$@" status >/dev/full')
     assert (done.returncode, done.stderr) == (1, "llmctl: cannot write to standard output: No space left on device\n")
 
 
-def test_closed_streams_are_no_bug(run):
+def test_closed_streams_are_no_error(run):
     leave(run.path / "attempts/1", "completed")
     assert shell('"$0" "$@" status demo >&-').returncode == 0
     assert shell('"$0" "$@" status nobody >&- 2>&-').returncode == 5
 
 
 @pytest.mark.usefixtures("run")
-def test_bytes_that_are_no_text():
+def test_bytes_that_are_not_utf_8():
     done = shell(r'"$0" "$@" submit --env "X=$(printf "\377")" -- true')
     assert done.returncode == 2
     assert "is not UTF-8" in done.stderr
     line = r'"$0" "$@" submit --dry-run -- printf "$(printf "\377")" | LC_ALL=C grep -c -a -P "\xff"'
     assert shell(line).stdout == "1\n"
-    # An encoding too narrow for a name does not end a command.
+    # A character outside the output encoding does not end a command.
     assert shell('PYTHONIOENCODING=latin-1 "$0" "$@" submit --dry-run -- echo 漢 | grep "^set -- echo"').stdout
 
 
 @pytest.mark.usefixtures("run")
-def test_a_place_that_may_not_be_looked_into(monkeypatch, capsys):
+def test_a_folder_without_read_permission(monkeypatch, capsys):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "/secret/clusters")
 
@@ -94,7 +97,7 @@ def test_a_place_that_may_not_be_looked_into(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("run")
-def test_a_working_directory_that_is_gone(tmp_path):
+def test_a_removed_working_directory(tmp_path):
     done = shell(f'mkdir "{tmp_path}/gone" && cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && "$0" "$@" status')
     assert "working directory" in done.stderr
     assert done.returncode == 2

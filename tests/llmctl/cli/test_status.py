@@ -14,6 +14,7 @@ from llmctl.cli.status import COLUMNS
 from llmctl.runs.record import RunIndex
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome
+from tests.waiting import HANG_S
 
 
 @pytest.fixture
@@ -33,10 +34,10 @@ def index(home):
 @pytest.fixture
 def job():
     """The process that stands in for job.sh."""
-    process = subprocess.Popen(["sleep", "120"], start_new_session=True)
+    process = subprocess.Popen(["sleep", "10000"], start_new_session=True)
     yield identify(process.pid)
     process.kill()
-    process.wait(10)
+    process.wait(HANG_S)
 
 
 def documents(capsys, *arguments):
@@ -54,7 +55,7 @@ def finished(home, index, job, run_id, created=None):
     return run
 
 
-def test_json_has_every_field_under_a_stable_name(home, index, job, capsys):
+def test_json_has_every_field_by_a_stable_name(home, index, job, capsys):
     run = make_run(home / "runs").submit(job)
     beat(run.start_attempt(), 0, age_s=1)
     run.metrics(1, 2)
@@ -91,7 +92,7 @@ def test_plain_columns_in_a_pipe(home, index, job, capsys):
     ]
 
 
-def test_a_table_on_a_terminal_with_the_reason_beneath(home, index, job, capsys, monkeypatch):
+def test_a_table_on_a_terminal_with_the_reason_below(home, index, job, capsys, monkeypatch):
     run = make_run(home / "runs").submit(job)
     attempt = run.start_attempt()
     fail(attempt, 1, "CUDA out of memory", age_s=3)
@@ -140,7 +141,7 @@ def test_the_index_is_rebuilt_from_the_runs_root(home, job, capsys):
     assert main(["status", "--cluster", "nowhere"]) == 2
 
 
-def test_a_run_whose_directory_is_gone_is_unknown_not_an_error(home, index, capsys):
+def test_a_run_without_its_directory_is_unknown_not_an_error(home, index, capsys):
     run = make_run(home / "runs").submit(None)
     index.add(run.record)
     index.update_state(run.record.run_id, "running", time.time())
@@ -162,7 +163,7 @@ def test_watch_ends_when_all_have_ended(home, index, job, capsys):
     assert main(["status", "--watch", "--json"]) == 2
 
 
-def test_watch_shows_what_changes(home, index, job):
+def test_watch_shows_changes(home, index, job):
     run = make_run(home / "runs").submit(job)
     attempt = run.start_attempt()
     index.add(run.record)
@@ -176,19 +177,19 @@ def test_watch_shows_what_changes(home, index, job):
         assert "CLUSTER" in watcher.stdout.readline()
         assert " running " in watcher.stdout.readline()
         leave(attempt, "completed")
-        rest, _ = watcher.communicate(timeout=20)
+        rest, _ = watcher.communicate(timeout=HANG_S)
         assert " completed " in rest.splitlines()[-1]
         assert watcher.returncode == 0
     finally:
         watcher.kill()
-        watcher.wait(10)
+        watcher.wait(HANG_S)
 
 
-def test_looking_loads_neither_torch_nor_rich(home, index, job):
+def test_status_loads_neither_torch_nor_rich(home, index, job):
     index.add(make_run(home / "runs").submit(job).record)
     program = (
         "import sys; from llmctl.cli.main import main; assert main(['status']) == 0;"
         "print([m for m in ('torch', 'rich', 'paramiko', 'jinja2') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -19,7 +19,7 @@ STANDINS = Path(__file__).parents[2] / "standins/login_node"
 
 @pytest.fixture
 def login_node(tmp_path, monkeypatch):
-    """This machine as the login node of a Slurm cluster; returns a function that writes the user's overlay."""
+    """This machine as a login node of Slurm; returns a function that writes the overlay."""
     for name, value in {
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
@@ -58,12 +58,12 @@ def examined(capsys, cluster="lab"):
     document = json.loads(output.out)
     assert document["cluster"] == cluster
     checks = document["checks"]
-    assert all(check["mend"] for check in checks if check["state"] == "FAULT")
+    assert all(check["remedy"] for check in checks if check["state"] == "FAULT")
     assert document["faults"] == sum(check["state"] == "FAULT" for check in checks)
-    return code, {check["name"]: (check["state"], check["detail"], check["mend"]) for check in checks}
+    return code, {check["name"]: (check["state"], check["detail"], check["remedy"]) for check in checks}
 
 
-def test_this_machine_has_nothing_wrong_with_it(capsys, tmp_path, monkeypatch):
+def test_this_machine_has_no_problem(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
     code, checks = examined(capsys, "local")
@@ -75,7 +75,7 @@ def test_this_machine_has_nothing_wrong_with_it(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("login_node")
-def test_a_login_node_where_all_is_well(capsys):
+def test_a_login_node_without_problems(capsys):
     code, checks = examined(capsys)
     assert code == 0
     assert {name for name, (state, _, _) in checks.items() if state == "ok"} >= {
@@ -118,14 +118,16 @@ TROUBLES = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "change", "name", "state", "code", "mend"), TROUBLES)
-def test_a_trouble_is_named_with_its_cure(login_node, capsys, monkeypatch, variables, change, name, state, code, mend):
+@pytest.mark.parametrize(("variables", "change", "name", "state", "code", "remedy"), TROUBLES)
+def test_a_problem_is_reported_with_its_remedy(
+    login_node, capsys, monkeypatch, variables, change, name, state, code, remedy
+):
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     login_node(**change)
     found_code, checks = examined(capsys)
     assert checks[name][0] == state
-    assert mend in checks[name][2]
+    assert remedy in checks[name][2]
     assert found_code == code
 
 
@@ -142,7 +144,7 @@ def test_modules_that_cannot_be_loaded_are_named(login_node, capsys, tmp_path):
     assert "module avail" in checks["environment"][2]
 
 
-def test_a_python_for_another_processor_is_not_judged(login_node, capsys, tmp_path):
+def test_a_python_for_another_architecture_is_not_checked(login_node, capsys, tmp_path):
     python = tmp_path / "python"
     python.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xb7\x00" + bytes(44))  # of an aarch64 machine
     python.chmod(0o755)
@@ -152,7 +154,7 @@ def test_a_python_for_another_processor_is_not_judged(login_node, capsys, tmp_pa
     assert checks["python"][0] == "note" and "another processor architecture" in checks["python"][1]
 
 
-def test_a_cluster_without_its_commands_here_is_told_how_to_name_its_login_node(login_node, capsys, monkeypatch):
+def test_missing_commands_are_reported_with_how_to_set_the_login_node(login_node, capsys, monkeypatch):
     login_node(scheduler="pbs", container={})
     monkeypatch.setenv("PATH", f"{STANDINS}:/usr/bin:/bin")
     code, checks = examined(capsys)
@@ -160,35 +162,35 @@ def test_a_cluster_without_its_commands_here_is_told_how_to_name_its_login_node(
     assert checks["scheduler"][0] == "FAULT" and "pbsnodes" in checks["scheduler"][1]
 
 
-def test_machines_that_are_not_named_or_not_there(login_node, capsys):
+def test_missing_or_unreachable_machines(login_node, capsys):
     login_node(scheduler="ssh", hosts=[], container={})
     code, checks = examined(capsys)
     assert (code, list(checks)) == (3, ["connection"])
     assert "--host A" in checks["connection"][2]
 
 
-def test_a_login_node_that_cannot_be_reached_ends_it_with_4(login_node, capsys):
+def test_an_unreachable_login_node_ends_doctor_with_4(login_node, capsys):
     login_node(login={"host": "nowhere.invalid"})
     code, checks = examined(capsys)
     assert (code, list(checks)) == (4, ["connection"])
     assert checks["connection"][2].startswith("ssh nowhere.invalid")
 
 
-def test_lines_are_for_people_and_pipes(login_node, capsys):
+def test_plain_lines_in_a_pipe(login_node, capsys):
     login_node(group=None)
     assert main(["doctor", "--cluster", "lab"]) == 3
     lines = capsys.readouterr().out.splitlines()
     fault = next(number for number, line in enumerate(lines) if line.startswith("FAULT    group"))
-    assert lines[fault + 1].strip().startswith("mend: llmctl clusters setup lab --group G")
+    assert lines[fault + 1].strip().startswith("fix: llmctl clusters setup lab --group G")
 
 
-def test_an_answer_that_is_missing_is_no_crash():
+def test_a_missing_answer_causes_no_crash():
     profile = ClusterProfile(name="a", scheduler="slurm")
     sections = {"commands": Section(0, ""), "version": Section(127, ""), "queues": Section(124, "")}
     assert judge_scheduler(profile, sections)[0].state == "FAULT"
 
 
-def test_a_place_on_a_network_file_system_is_likely_shared():
+def test_a_network_file_system_is_probably_shared():
     profile = ClusterProfile(name="a", scheduler="slurm")
     facts = PathFacts("folder", "/work", "folder", True, False, 1 << 42)
     table = (

@@ -18,7 +18,7 @@ from llmctl.doctor.probes import (
 from llmctl.doctor.python import ARCHITECTURES, judge_driver, judge_python, runs_on
 
 
-def test_each_question_is_answered_by_itself():
+def test_each_question_has_a_separate_answer():
     commands = [
         ("fine", "echo one; echo two"),
         ("absent", "no-such-command-here"),
@@ -35,7 +35,7 @@ def test_each_question_is_answered_by_itself():
     assert found["nothing"] == Section(0, "")
 
 
-def test_an_answer_that_was_cut_off_keeps_what_is_whole():
+def test_a_truncated_answer_keeps_its_complete_sections():
     text = "==llmctl-doctor== a\nyes\n==llmctl-doctor== end 0\n==llmctl-doctor== b\nhalf of"
     assert parse_sections(text) == {"a": Section(0, "yes")}
 
@@ -59,7 +59,7 @@ def test_quotas(text, quotas):
     assert parse_quotas(text) == quotas
 
 
-def test_fullness_is_of_the_nearer_limit():
+def test_usage_is_relative_to_the_nearer_limit():
     assert Quota("/h", 10, 100, 90, 100).fullness == 0.9
     assert Quota("/h", 10, 0, 90, 0).fullness == 0
     assert Quota("/h", 350, 300, 1, 0).fullness > 1
@@ -96,7 +96,7 @@ BUILDS = [
 
 
 @pytest.mark.parametrize(("built_for", "gpu", "runs"), BUILDS)
-def test_what_a_build_runs_on(built_for, gpu, runs):
+def test_architectures_that_a_build_supports(built_for, gpu, runs):
     assert runs_on(built_for, gpu) is runs
 
 
@@ -137,37 +137,37 @@ PYTHONS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "gpu", "faults", "mend"), PYTHONS)
-def test_a_fault_of_python_or_torch_comes_with_its_cure(change, gpu, faults, mend):
+@pytest.mark.parametrize(("change", "gpu", "faults", "remedy"), PYTHONS)
+def test_a_problem_of_python_or_torch_comes_with_its_remedy(change, gpu, faults, remedy):
     facts = {name: value for name, value in {**FACTS, **change}.items() if name != "torch" or value is not None}
     checks = judge_python(facts, gpu)
     wrong = [check for check in checks if check.state == "FAULT"]
     assert [check.name for check in wrong] == faults
-    assert all(mend in check.mend and check.exit_code == 3 for check in wrong)
+    assert all(remedy in check.remedy and check.exit_code == 3 for check in wrong)
 
 
-def test_what_is_only_useful_gives_a_warning():
+def test_missing_optional_packages_give_a_warning():
     checks = judge_python({**FACTS, "packages": without("tokenizers")}, None)
     assert [(check.name, check.state) for check in checks if check.state != "ok"] == [("packages", "warning")]
 
 
-def test_a_gpu_that_is_not_known_is_not_judged():
+def test_an_unknown_gpu_is_not_checked():
     assert judge_python(FACTS, "X9000")[-1].state == "note"
     assert "H200" in ARCHITECTURES
 
 
-def test_a_driver_is_held_against_the_cuda_of_torch():
+def test_a_driver_is_compared_with_the_cuda_of_torch():
     new, old = Gpu("H100", "550.54.15", "9.0"), Gpu("A100", "470.57.02", "8.0")
     assert judge_driver([new], FACTS, expected=True).state == "ok"
     assert judge_driver([old], FACTS, expected=True).state == "FAULT"
-    assert "525.60.13" in judge_driver([old], FACTS, expected=True).mend
+    assert "525.60.13" in judge_driver([old], FACTS, expected=True).remedy
     assert judge_driver([old], {**FACTS, "cuda": "11.8"}, expected=True).state == "ok"
     assert judge_driver([new], {**FACTS, "cuda": "13.0"}, expected=True).state == "FAULT"
     assert judge_driver([], FACTS, expected=False).state == "note"
     assert judge_driver([old], None, expected=False).state == "ok"
 
 
-def test_python_is_found_among_greetings():
+def test_the_report_of_python_is_found_among_other_output():
     assert parse_python('hello\n==llmctl-python== {"version": [3, 6]}\nbye') == {"version": [3, 6]}
     assert parse_python("==llmctl-python== {broken") is None
     assert parse_python("nothing") is None

@@ -27,7 +27,7 @@ def session_of(folder: Path, scheduler: str, site: ContainerProfile, image: str 
 @pytest.mark.parametrize(
     ("scheduler", "runtime"), [("slurm", "enroot"), ("slurm", "apptainer"), ("slurm", "singularity")]
 )
-def test_a_visitor_enters_the_image_of_the_run(tmp_path, scheduler, runtime):
+def test_attach_enters_the_image_of_the_run(tmp_path, scheduler, runtime):
     session = session_of(tmp_path, scheduler, ContainerProfile(runtime=runtime), "/images/one.img")
     (script,) = [word for word in session.argv if "load_environment" in word]
     (entered,) = [line for line in script.splitlines() if line.startswith(f"set -- {runtime} ")]
@@ -45,7 +45,7 @@ def test_pyxis_joins_a_container_by_its_name_only(tmp_path, name, joins):
 
 @pytest.mark.parametrize("scheduler", ["lsf", "sge", "pbs", "slurm"])
 @pytest.mark.parametrize("image", [None, "/images/one.sif"])
-def test_every_scheduler_takes_a_visitor_in_an_image_and_in_none(tmp_path, scheduler, image):
+def test_attach_works_with_and_without_an_image_on_every_scheduler(tmp_path, scheduler, image):
     session = session_of(tmp_path, scheduler, ContainerProfile(runtime="apptainer"), image)
     assert session.argv
     assert session.warning == ""

@@ -7,7 +7,7 @@ import pytest
 from llmctl.cli.main import main
 
 PYTHON = """#!/bin/bash
-# A stand-in of a job's Python: answers the probe, and notes what it is asked to run.
+# Stand-in for a job's Python: answers the probe, and records the command that it gets.
 if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 -"; exit; fi
 printf '%s\\n' "$@" >"$NOTES/argv"
 exit "${STATUS-0}"
@@ -63,25 +63,25 @@ def test_flags_reach_the_trainer(login_node, monkeypatch, words):
         ),
     ],
 )
-def test_wrong_flags_are_one_sentence_and_start_nothing(login_node, capsys, words, says):
+def test_wrong_flags_are_an_error_and_start_nothing(login_node, capsys, words, says):
     assert main(["data", *words, "--cluster", "lab"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(says) and said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(says) and message.count("\n") == 1
     assert not (login_node / "argv").exists()
 
 
 @pytest.mark.parametrize("command", ["prepare", "train-tokenizer", "inspect", "merge"])
 def test_help_shows_the_flags_of_trainer_and_job(capsys, command):
     assert main(["data", command, "--help"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"usage: llmctl data {command} ")
-    assert "--input" in said and "--cluster NAME" in said
+    output = capsys.readouterr().out
+    assert output.startswith(f"usage: llmctl data {command} ")
+    assert "--input" in output and "--cluster NAME" in output
 
 
-def test_on_this_machine(tmp_path, monkeypatch, capfd):
+def test_the_local_cluster_runs_the_command_here(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     assert main(["data", "inspect", "nothing", "--json"]) == 3
-    said = capfd.readouterr()
-    assert json.loads(said.out)["pairs"][0]["problems"][0].startswith("nothing.bin and nothing.idx: no such file")
+    output = capfd.readouterr()
+    assert json.loads(output.out)["pairs"][0]["problems"][0].startswith("nothing.bin and nothing.idx: no such file")

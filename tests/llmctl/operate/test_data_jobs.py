@@ -1,4 +1,4 @@
-"""Work on text: at once, as a job on several nodes, and early refusals."""
+"""Data commands here and as jobs on several nodes, and requests that are refused early."""
 
 import json
 import subprocess
@@ -6,12 +6,13 @@ import subprocess
 import pytest
 
 from llmctl.cli.main import main
-from llmctl.operate.data_jobs import DataWork
+from llmctl.operate.trainer_jobs import TrainerWork
+from tests.waiting import HANG_S
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 
 NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod"]
 PYTHON = """#!/bin/bash
-# A stand-in of a job's Python: answers the probe, and notes what it is asked to run.
+# Stand-in for a job's Python: answers the probe, and records the command that it gets.
 if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 -"; exit; fi
 printf '%s\\n' "$@" >"$NOTES/argv"
 exit "${STATUS-0}"
@@ -48,7 +49,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_here_and_by_two_nodes_the_bytes_are_the_same(place, capfd):
+def test_two_nodes_make_the_same_bytes_as_this_machine(place, capfd):
     flags = [*NUMBERS, "--json-keys", "title", "--json-keys", "text", "--workers", "1"]
     assert main(["data", "prepare", "in.jsonl", "--output", "one/a b", *flags]) == 0
     assert "one/a b_title_document.bin, .idx and .json: 6,500 documents, 13,000 tokens" in capfd.readouterr().out
@@ -61,7 +62,7 @@ def test_here_and_by_two_nodes_the_bytes_are_the_same(place, capfd):
         assert dataset[6499].tolist() == [1, 2, 3] * 50 + [1000]
 
 
-def test_megatrons_flags_and_ours_make_the_same_bytes(place):
+def test_megatron_flags_and_llmctl_flags_make_the_same_bytes(place):
     given = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--workers", "1"]
     ours = [*("prepare", "--json-keys", "title", "in.jsonl", "--json-keys", "text"), "--output", "ours/n", *given]
     theirs = ["prepare", "--input", "in.jsonl", "--json-keys", "title", "text", "--output-prefix", "theirs/n", *given]
@@ -71,7 +72,7 @@ def test_megatrons_flags_and_ours_make_the_same_bytes(place):
     assert len(made) == 6
 
 
-def test_what_is_wrong_is_found_before_the_queue(place, monkeypatch):
+def test_errors_are_found_before_the_queue(place, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     command = ["data", "prepare", "in.jsonl", "x", "--output", "o", "--tokenizer", "t", "--split-sentences"]
     more = ["--tiktoken-num-special-tokens", "10", "--tokenizer-hf-include-special-tokens"]
@@ -83,7 +84,7 @@ def test_what_is_wrong_is_found_before_the_queue(place, monkeypatch):
     assert not (place / "state").exists()
 
 
-def test_a_vocabulary_is_learnt_here_at_once(place, capfd):
+def test_a_vocabulary_is_trained_here_at_once(place, capfd):
     flags = ["--vocab-size", "258", "--json-keys", "title", "--json-keys", "text", "--special-tokens", "<|a|>"]
     assert main(["data", "train-tokenizer", "*.jsonl", "--output", "new/a b.json", *flags]) == 0
     assert "new/a b.json: 258 tokens" in capfd.readouterr().out
@@ -91,7 +92,7 @@ def test_a_vocabulary_is_learnt_here_at_once(place, capfd):
     assert [token["content"] for token in learnt["added_tokens"]] == ["<|endoftext|>", "<|a|>"]
 
 
-def test_a_vocabulary_is_learnt_by_a_job_of_one_node(place, capsys, monkeypatch):
+def test_a_vocabulary_is_trained_by_a_job_of_one_node(place, capsys, monkeypatch):
     command = [
         "data",
         "train-tokenizer",
@@ -118,7 +119,7 @@ def test_a_vocabulary_is_learnt_by_a_job_of_one_node(place, capsys, monkeypatch)
 
 
 @pytest.mark.usefixtures("place")
-def test_the_job_is_one_of_nodes_without_gpus(capsys):
+def test_the_job_uses_nodes_without_gpus(capsys):
     command = ["data", "prepare", "in.jsonl", "--output", "o", *NUMBERS, "--cluster", "lab", "--nodes", "2"]
     assert main([*command, "--dry-run", "--json"]) == 0
     job = json.loads(capsys.readouterr().out)
@@ -128,14 +129,14 @@ def test_the_job_is_one_of_nodes_without_gpus(capsys):
     assert "prepare-" in job["run_id"]
 
 
-def test_a_job_begins_anew_in_its_first_attempt_alone(place, monkeypatch):
-    work = DataWork("prepare", ("--output=o", "--restart", "a b"), ("a b", "o"), by_nodes=True)
+def test_restart_applies_to_the_first_attempt_only(place, monkeypatch):
+    work = TrainerWork(("data", "prepare"), ("--output=o", "--restart", "a b"), ("a b", "o"), by_nodes=True)
     monkeypatch.setenv("NNODES", "1")
     monkeypatch.setenv("NODE_RANK", "0")
     monkeypatch.setenv("LLMCTL_RUN_ID", "r")
     for attempt, restart in (("1", ["--restart"]), ("2", [])):
         monkeypatch.setenv("LLMCTL_ATTEMPT", attempt)
-        subprocess.run(work.job_command(str(place / "python")), check=True, timeout=20)
+        subprocess.run(work.job_command(str(place / "python")), check=True, timeout=HANG_S)
         words = ["--nodes", "1", "--node", "0", "--attempt", f"r.{attempt}", *restart]
         asked = ["-m", "trainer", "data", "prepare", *words, "--output=o", "a b"]
         assert (place / "argv").read_text().splitlines() == asked
@@ -149,7 +150,7 @@ def test_a_job_begins_anew_in_its_first_attempt_alone(place, monkeypatch):
         (["--nodes", "2", "--restart"], "--restart: several nodes would discard each other's work"),
     ],
 )
-def test_refused(place, capsys, arguments, says):
+def test_invalid_requests_are_refused(place, capsys, arguments, says):
     assert main(["data", "prepare", "in.jsonl", "--output", "o", *NUMBERS, *arguments]) == 2
     assert says in capsys.readouterr().err
     assert not (place / "argv").exists()

@@ -8,7 +8,7 @@ import pytest
 from llmctl.cli.main import main
 
 PYTHON = """#!/bin/bash
-# A stand-in of a job's Python: answers the probe, and notes what it is asked to run and in which environment.
+# Stand-in for a job's Python: answers the probe, and records the command that it gets and its environment.
 if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 ${PROBED_CUDA--}"; exit; fi
 printf '%s\\n' "$@" >"$NOTES/argv"
 printf '%s\\n' "$PYTHONPATH" "$LLMCTL_CACHE_DIR" "$SITE" >"$NOTES/environment"
@@ -38,7 +38,7 @@ def login_node(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_jobs_find_what_is_built_for_them(login_node, capfd):
+def test_build_uses_code_cache_and_environment_of_the_jobs(login_node, capfd):
     assert main(["env", "kernels", "build", "--cluster", "lab"]) == 0
     assert (login_node / "argv").read_text().split() == ["-m", "trainer", "kernels", "build"]
     code, cache, site = (login_node / "environment").read_text().splitlines()
@@ -64,48 +64,48 @@ def test_kernels_are_built_for_the_gpus_of_the_nodes(login_node):
     assert words == ["-m", "trainer", "kernels", "build", "--architecture", "7.0", "9.0"]
 
 
-def test_doctor_is_what_it_does_by_itself_and_one_document_is_one_document(login_node, capfd):
+def test_doctor_is_the_default_and_json_is_one_document(login_node, capfd):
     assert main(["env", "kernels", "--cluster", "lab", "--json"]) == 0
     assert (login_node / "argv").read_text().split() == ["-m", "trainer", "kernels", "doctor", "--json"]
     assert json.loads(capfd.readouterr().out) == {"a": "document"}
 
 
-def test_measuring_is_asked_for_by_name(login_node):
+def test_bench_runs_only_by_name(login_node):
     assert main(["env", "kernels", "bench", "--cluster", "lab"]) == 0
     assert (login_node / "argv").read_text().split() == ["-m", "trainer", "kernels", "bench"]
 
 
-def test_the_commands_own_exit_code_is_passed_on(login_node, monkeypatch):
+def test_the_exit_code_of_the_command_is_passed_on(login_node, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     assert main(["env", "kernels", "build", "--cluster", "lab"]) == 3
     assert (login_node / "argv").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["fly"], 2, "'fly': llmctl env kernels takes doctor, build or bench"),
         (["build", "--json"], 2, "--json: build prints no document; leave --json out"),
         (["--cluster", "nowhere"], 2, "nowhere"),
     ],
 )
-def test_what_is_refused(words, code, said, capsys):
+def test_invalid_requests_are_refused(words, code, message, capsys):
     assert main(["env", "kernels", *words]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_an_image_is_not_entered_here(login_node, capsys):
+def test_an_image_is_not_started_here(login_node, capsys):
     path = login_node / "config/llmctl/clusters/lab.yaml"
     profile = json.loads(path.read_text())
     profile["environment"] = {"kind": "container", "path": "/images/train.sif"}
     path.write_text(json.dumps({**profile, "container": {"runtime": "apptainer"}}))
     assert main(["env", "kernels", "build", "--cluster", "lab"]) == 3
-    said = capsys.readouterr().err
-    assert "/images/train.sif" in said
-    assert "llmctl interactive --cluster lab -- python3 -m trainer kernels build" in said
+    message = capsys.readouterr().err
+    assert "/images/train.sif" in message
+    assert "llmctl interactive --cluster lab -- python3 -m trainer kernels build" in message
 
 
-def test_on_this_machine(tmp_path, monkeypatch, capfd):
+def test_the_local_cluster_runs_the_command_here(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
     monkeypatch.setenv("LLMCTL_CACHE_DIR", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Following over a connection and with a scheduler: silence, lost connections, numbers of queries."""
+"""Following over a connection and with a scheduler: missing answers, lost connections, numbers of queries."""
 
 import time
 
@@ -32,7 +32,7 @@ class Lines:
         self.warnings.append(text)
 
     def progress(self, *_):
-        raise AssertionError("nobody asked for progress")
+        raise AssertionError("progress was not requested")
 
 
 class Far(LocalTransport):
@@ -84,7 +84,7 @@ def append(path, text):
         file.write(text)
 
 
-def test_sixty_four_ranks_and_a_minute_cost_at_most_two_calls_of_the_scheduler(cluster, clock):
+def test_following_64_ranks_for_a_minute_makes_at_most_two_scheduler_calls(cluster, clock):
     made = cluster.run()
     attempt = made.start_attempt()
     for rank in range(64):
@@ -105,11 +105,11 @@ def test_sixty_four_ranks_and_a_minute_cost_at_most_two_calls_of_the_scheduler(c
     assert len(shown.lines) == 64
     logs = [paths for paths in transport.reads if any(path.endswith(".log") for path in paths)]
     assert {len(paths) for paths in logs} == {64}, "all ranks in one round trip"
-    assert max(clock.pauses) == 3.0, "looks become fewer while nothing comes"
+    assert max(clock.pauses) == 3.0, "reads become less frequent while there is no output"
     assert len(logs) < 50
 
 
-def test_lines_that_come_are_looked_for_every_second(cluster, clock):
+def test_a_log_that_grows_is_read_every_second(cluster, clock):
     made = cluster.run()
     attempt = made.start_attempt()
     append(attempt / "rank-00000.log", "first\n")
@@ -123,7 +123,7 @@ def test_lines_that_come_are_looked_for_every_second(cluster, clock):
     assert busy.count(1.0) >= 5
 
 
-def test_a_lost_connection_is_remarked_once_and_nothing_is_lost_or_shown_twice(cluster, clock):
+def test_a_lost_connection_gives_one_warning_and_no_line_is_lost_or_repeated(cluster, clock):
     made = cluster.run()
     attempt = made.start_attempt()
     append(attempt / "rank-00000.log", "one\n")
@@ -141,7 +141,7 @@ def test_a_lost_connection_is_remarked_once_and_nothing_is_lost_or_shown_twice(c
     assert shown.warnings[-1] == "llmctl: connected again to login.far"
 
 
-def test_what_cannot_be_mended_by_waiting_ends_the_following(cluster, clock):
+def test_a_permanent_error_ends_the_following(cluster, clock):
     made = cluster.run()
     made.start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
@@ -151,7 +151,7 @@ def test_what_cannot_be_mended_by_waiting_ends_the_following(cluster, clock):
         follow_run(made.record, transport, backend=cluster.backend, output=Lines(), sleep=clock.sleep)
 
 
-def test_a_pending_run_says_why_and_again_when_that_changes(cluster, clock):
+def test_a_pending_run_shows_the_reason_and_each_change(cluster, clock):
     made = cluster.run(age_s=300)
     cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy|14:00")
     clock.at(40, lambda: cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy|15:00"))
@@ -166,7 +166,7 @@ def test_a_pending_run_says_why_and_again_when_that_changes(cluster, clock):
     assert len(cluster.backend.calls()) <= 6
 
 
-def test_a_silent_scheduler_ends_no_following(cluster, clock):
+def test_following_continues_while_the_scheduler_does_not_answer(cluster, clock):
     made = cluster.run()
     attempt = made.start_attempt()
     cluster.backend.fails("queue", "no route to it")
@@ -179,7 +179,7 @@ def test_a_silent_scheduler_ends_no_following(cluster, clock):
     assert len(cluster.backend.calls()) <= 3600 / 30 + 1
 
 
-def test_a_node_that_fails_is_told_by_the_accounting(cluster, clock):
+def test_a_node_failure_is_known_from_the_accounting(cluster, clock):
     made = cluster.run()
     attempt = made.start_attempt()
     beat(attempt, 0, age_s=1000)
@@ -191,7 +191,7 @@ def test_a_node_that_fails_is_told_by_the_accounting(cluster, clock):
     assert len(cluster.backend.calls("accounting")) <= 4
 
 
-def test_a_run_on_this_machine_is_still_looked_at_four_times_a_second(tmp_path, clock):
+def test_a_run_on_this_machine_is_read_four_times_a_second(tmp_path, clock):
     made = make_run(tmp_path).submit(None)
     clock.at(3, lambda: leave(made.start_attempt(), "completed"))
     assert follow_run(made.record, LocalTransport({}), output=Lines(), sleep=clock.sleep) == 0

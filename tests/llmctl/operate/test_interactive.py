@@ -16,6 +16,7 @@ from llmctl.cli.main import main
 from llmctl.runs.record import RunIndex
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import beat, make_run
+from tests.waiting import HANG_S
 
 LLMCTL = (sys.executable, "-m", "llmctl.cli.main")
 
@@ -34,7 +35,7 @@ def run(home):
     """A run with one live rank, to attach to."""
     made = make_run(home / "runs", "demo-1", train_iters=None)
     rank = subprocess.Popen(
-        ["sleep", "120"], env={**os.environ, "LLMCTL_RUN_DIR": str(made.path)}, start_new_session=True
+        ["sleep", "10000"], env={**os.environ, "LLMCTL_RUN_DIR": str(made.path)}, start_new_session=True
     )
     made.submit(identify(rank.pid))
     attempt = made.start_attempt()
@@ -43,17 +44,19 @@ def run(home):
     RunIndex(home / "state" / "llmctl").add(made.record)
     yield made
     rank.kill()
-    rank.wait(10)
+    rank.wait(HANG_S)
 
 
 def output_of(*arguments, code=0):
-    done = subprocess.run([*LLMCTL, "interactive", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*LLMCTL, "interactive", *arguments], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert done.returncode == code, done.stderr
     return done.stdout
 
 
 @pytest.mark.usefixtures("home")
-def test_what_llmctl_sets_for_itself_does_not_reach_the_job():
+def test_variables_of_llmctl_do_not_reach_the_job():
     assert "PYDANTIC_DISABLE_PLUGINS" not in output_of("--", "env")
 
 
@@ -61,7 +64,7 @@ def test_what_llmctl_sets_for_itself_does_not_reach_the_job():
 def test_a_shell_reads_its_commands_from_a_pipe():
     argv = [*LLMCTL, "interactive"]
     text = "echo in the shell; exit 9\n"
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (9, "in the shell\n", "")
 
 
@@ -82,7 +85,7 @@ def test_arguments_arrive_as_they_were_typed():
 
 
 @pytest.mark.usefixtures("home")
-def test_the_trainer_that_jobs_run_is_found():
+def test_the_trainer_of_jobs_is_importable():
     out = output_of("--", "python", "-c", "import trainer; print(trainer.__file__)")
     assert "/runs/.code/" in out
 
@@ -99,8 +102,8 @@ def test_the_environment_of_a_run(run):
 
 
 @pytest.mark.usefixtures("run")
-def test_what_cannot_be_is_refused_before_anything_starts(capsys):
-    for arguments, code, said in [
+def test_invalid_requests_are_refused_before_anything_starts(capsys):
+    for arguments, code, message in [
         (["--rank", "1"], 2, "give --run RUN too"),
         (["--run", "demo", "--rank", "9"], 5, "there are ranks 1"),
         (["--run", "nothing"], 5, "demo-1"),
@@ -110,7 +113,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(capsys):
         (["--nodes", "2"], 2, "--nodes"),
     ]:
         assert main(["interactive", *arguments, "--", "touch", "started"]) == code
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not os.path.lexists("started")
 
 
@@ -138,22 +141,22 @@ class Terminal:
         """Wait until bash reads again: bash may discard earlier input with the interrupted line."""
         self.wait_for(PROMPT)
 
-    def wait_until_in_front(self, name, seconds=30.0):
+    def wait_until_in_front(self, name):
         """Wait until the program leads the foreground group. An earlier key press could reach the shell."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + HANG_S
         while Path(f"/proc/{os.tcgetpgrp(self.side)}/comm").read_text() != f"{name}\n":
             assert time.monotonic() < end, f"{name} is not in front; seen {self.seen!r}"
             time.sleep(0.01)
 
-    def wait_for(self, text, seconds=30.0):
-        end = time.monotonic() + seconds
+    def wait_for(self, text):
+        end = time.monotonic() + HANG_S
         while text not in self.seen:
             assert time.monotonic() < end, f"{text!r} was not shown, but {self.seen!r}"
             if select.select([self.side], [], [], 0.1)[0]:
                 self.seen += os.read(self.side, 65536).decode(errors="replace")
 
-    def exit_code(self, seconds=30.0):
-        end = time.monotonic() + seconds
+    def exit_code(self):
+        end = time.monotonic() + HANG_S
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -185,7 +188,7 @@ def terminal(home):
     assert home.exists()
 
 
-def test_a_shell_has_job_control_and_interrupts_are_the_commands(terminal):
+def test_a_shell_has_job_control_and_interrupts_reach_the_command(terminal):
     shell = terminal()
     # The quotes distinguish the terminal's echo from the output.
     shell.type(f"PS1='what''{PROMPT.removeprefix('what')}'\n")
@@ -193,14 +196,14 @@ def test_a_shell_has_job_control_and_interrupts_are_the_commands(terminal):
     shell.type("echo in[$LLMCTL_INTERACTIVE]side\n")
     shell.wait_for("in[1]side")
     shell.wait_for_prompt()
-    shell.type("sleep 100\n")
+    shell.type("sleep 10000\n")
     shell.wait_until_in_front("sleep")
     shell.type("\x03")
     shell.wait_for_prompt()
     shell.type("echo after interrupt $?\n")
     shell.wait_for("after interrupt 130")
     shell.wait_for_prompt()
-    shell.type("sleep 101\n")
+    shell.type("sleep 10001\n")
     shell.wait_until_in_front("sleep")
     shell.type("\x1a")
     shell.wait_for("Stopped")
@@ -214,7 +217,7 @@ def test_a_shell_has_job_control_and_interrupts_are_the_commands(terminal):
     assert shell.exit_code() == 9
 
 
-def test_an_interrupt_reaches_a_command_that_may_answer_it(terminal):
+def test_an_interrupt_reaches_a_command_with_a_trap(terminal):
     command = terminal(
         "--", "bash", "-c", 'trap \'echo cau""ght; exit 5\' INT; echo rea""dy; while :; do sleep 0.1; done'
     )
@@ -223,13 +226,13 @@ def test_an_interrupt_reaches_a_command_that_may_answer_it(terminal):
     command.wait_for("caught")
     assert command.exit_code() == 5
     # No shell here: a shell may lose an interrupt between its last two commands.
-    killed = terminal("--", sys.executable, "-c", "import time; print('rea' + 'dy', flush=True); time.sleep(100)")
+    killed = terminal("--", sys.executable, "-c", "import time; print('rea' + 'dy', flush=True); time.sleep(10000)")
     killed.wait_for("ready")
     killed.type("\x03")
     assert killed.exit_code() == 130
 
 
-def test_a_request_to_end_is_handed_on(home):
+def test_sigterm_is_passed_on(home):
     process = subprocess.Popen(
         [
             *LLMCTL,
@@ -237,7 +240,7 @@ def test_a_request_to_end_is_handed_on(home):
             "--",
             "bash",
             "-c",
-            f"trap 'touch {home}/asked; kill $!; exit 3' TERM; sleep 60 & echo ready; wait; kill $!",
+            f"trap 'touch {home}/asked; kill $!; exit 3' TERM; sleep 6000 & echo ready; wait; kill $!",
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -246,9 +249,9 @@ def test_a_request_to_end_is_handed_on(home):
     try:
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.wait(20) == 3
+        assert process.wait(HANG_S) == 3
         assert (home / "asked").exists()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(HANG_S)
         process.stdout.close()

@@ -1,4 +1,4 @@
-"""``llmctl nodes``: grouped on a terminal, complete in JSON, and a silent scheduler."""
+"""``llmctl nodes``: grouped on a terminal, complete in JSON, and a scheduler that does not answer."""
 
 import json
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ def test_json_has_every_node_and_queue(cluster, capsys):
     assert document["queues"][1]["gpus_idle"] == 21
 
 
-def test_a_scheduler_that_does_not_answer_is_told(cluster, capsys):
+def test_a_scheduler_that_does_not_answer_is_an_error(cluster, capsys):
     cluster.backend.fails("nodes", "refused")
     assert "refused; ask the one who wrote this (trying again will not help)" in nodes(capsys, code=4)
     cluster.backend.says("nodes")
@@ -87,11 +87,11 @@ def test_a_scheduler_that_does_not_answer_is_told(cluster, capsys):
         (["n1", "n01"], "n1, n01"),
     ],
 )
-def test_names_in_short(names, short):
+def test_shortened_host_names(names, short):
     assert fold_names(names) == short
 
 
-def test_what_is_not_known_is_not_made_up():
+def test_unknown_values_are_none():
     found = [NodeReport("n1", "idle", "free"), NodeReport("n2", "unknown", "wedged")]
     (summary,) = summarize(found)
     assert (summary.queue, summary.gpus, summary.gpus_used, summary.gpus_idle) == ("", None, None, None)
@@ -116,14 +116,14 @@ class Machine:
         return CommandResult(0, "GPU-a\nGPU-b\n" if "--query-gpu=uuid" in argv else "GPU-b\nGPU-b\n", "")
 
 
-def test_a_machine_without_a_scheduler_tells_of_itself():
+def test_a_machine_without_a_scheduler_reports_its_resources():
     found = read_machine(Machine())
     assert (found.name, found.state, found.gpus, found.gpus_used) == ("h1", "mixed", 2, 1)
     assert (found.cores, found.cores_used, found.memory_gib) == (8, 4, 16.0)
     assert read_machine(Machine(has_gpus=False)).gpus == 0
 
 
-def test_this_machine(tmp_path, monkeypatch, capsys):
+def test_the_local_cluster_is_one_node(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert main(["nodes", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -132,7 +132,7 @@ def test_this_machine(tmp_path, monkeypatch, capsys):
     assert document["nodes"][0]["cores"] > 0
 
 
-def test_hosts_behind_ssh_are_read_at_once_and_one_out_of_reach_is_down():
+def test_an_unreachable_host_is_down_and_the_others_are_read():
     class Away(Machine):
         def run(self, *_, **__):
             raise SchedulerError("h2: no route to host", transient=True)

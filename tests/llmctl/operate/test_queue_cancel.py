@@ -1,4 +1,4 @@
-"""``llmctl cancel`` with a scheduler: first the mark, then its command, never in doubt."""
+"""``llmctl cancel`` with a scheduler: the cancel file, then the scheduler's command; nothing if in doubt."""
 
 import threading
 import time
@@ -10,12 +10,13 @@ from llmctl.cli.main import main
 from llmctl.operate import queue_cancel
 from llmctl.runs.record import RunRecord
 from llmctl.transport.local import LocalTransport
-from tests.llmctl.run_directories import HANDS, beat, leave
+from tests.llmctl.run_directories import TRANSPORT, beat, leave
+from tests.waiting import HANG_S
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The same waiting times, divided by ten."""
+    """Divide the waiting times by ten."""
     monkeypatch.setattr(queue_cancel, "BEYOND_GRACE_S", 0.3)
     monkeypatch.setattr(queue_cancel, "LEAVE_S", 0.3)
     monkeypatch.setattr(queue_cancel, "END_S", 0.5)
@@ -29,10 +30,10 @@ def cancel(capsys, *arguments, code=0):
 
 
 def requested(made):
-    return RunRecord.load(made.path, HANDS).submissions[-1].cancel_requested
+    return RunRecord.load(made.path, TRANSPORT).submissions[-1].cancel_requested
 
 
-def test_a_waiting_job_is_ended_at_once(cluster, capsys):
+def test_a_pending_job_is_ended_at_once(cluster, capsys):
     made = cluster.run()
     cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")
     cluster.backend.does("cancel", ': >"$1/queue"')
@@ -45,7 +46,7 @@ def test_a_waiting_job_is_ended_at_once(cluster, capsys):
 def test_secrets_of_a_job_that_never_ran_are_removed(cluster, capsys):
     made = cluster.run()
     made.record = replace(made.record, job={"nodes": 1, "secrets": ["TOKEN"]})
-    made.record.save(HANDS)
+    made.record.save(TRANSPORT)
     secrets = made.path.parent / ".secrets"
     secrets.mkdir(parents=True)
     for name in ("demo-1.1", "demo-10.1"):
@@ -56,7 +57,7 @@ def test_secrets_of_a_job_that_never_ran_are_removed(cluster, capsys):
     assert [path.name for path in secrets.iterdir()] == ["demo-10.1"]
 
 
-def test_a_running_job_that_saves_in_time_needs_no_command(cluster, capsys):
+def test_a_running_job_that_saves_in_time_needs_no_scheduler_command(cluster, capsys):
     made = cluster.run()
     attempt = made.start_attempt()
     beat(attempt, 0, age_s=1)
@@ -71,12 +72,12 @@ def test_a_running_job_that_saves_in_time_needs_no_command(cluster, capsys):
     job = threading.Thread(target=play_job)
     job.start()
     assert cancel(capsys) == "demo-1: cancelled\n"
-    job.join(10)
+    job.join(HANG_S)
     assert (attempt / "cancel").read_text() == "0\n"
     assert cluster.backend.calls("cancel") == []
 
 
-def test_the_folder_is_listed_while_exit_json_is_waited_for(cluster, capsys, monkeypatch):
+def test_the_folder_is_listed_during_the_wait_for_exit_json(cluster, capsys, monkeypatch):
     """A network file system may answer a read by name from its cache."""
     attempt = cluster.run().start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
@@ -96,7 +97,7 @@ def test_the_folder_is_listed_while_exit_json_is_waited_for(cluster, capsys, mon
     assert cluster.backend.calls("cancel") == []
 
 
-def test_what_does_not_end_by_itself_is_ended_by_the_scheduler(cluster, capsys):
+def test_a_job_that_does_not_end_is_ended_by_the_scheduler(cluster, capsys):
     made = cluster.run()
     attempt = made.start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
@@ -106,7 +107,7 @@ def test_what_does_not_end_by_itself_is_ended_by_the_scheduler(cluster, capsys):
     assert cluster.backend.calls("cancel") == ["cancel 17"]
 
 
-def test_what_lingers_after_exit_json_is_pushed(cluster, capsys):
+def test_a_job_that_remains_after_exit_json_is_ended(cluster, capsys):
     made = cluster.run()
     attempt = made.start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
@@ -118,14 +119,14 @@ def test_what_lingers_after_exit_json_is_pushed(cluster, capsys):
     assert cluster.backend.calls("cancel") == ["cancel 17"]
 
 
-def test_a_job_that_stays_is_an_error_that_names_it(cluster, capsys):
+def test_a_job_that_cannot_be_ended_is_an_error_that_names_it(cluster, capsys):
     cluster.run().start_attempt()
     cluster.backend.says("queue", "17|RUNNING|job-demo-1")
-    said = cancel(capsys, code=4)
-    assert "demo-1: the scheduler was asked to end job 17 but still reports it as RUNNING" in said
+    message = cancel(capsys, code=4)
+    assert "demo-1: the scheduler was asked to end job 17 but still reports it as RUNNING" in message
 
 
-def test_a_refusal_is_told_unless_the_job_has_gone(cluster, capsys):
+def test_a_refusal_is_reported_unless_the_job_has_left_the_queue(cluster, capsys):
     cluster.run()
     cluster.backend.says("queue", "17|PENDING|job-demo-1")
     cluster.backend.fails("cancel", "refused: you do not own job 17")
@@ -134,8 +135,8 @@ def test_a_refusal_is_told_unless_the_job_has_gone(cluster, capsys):
     assert cancel(capsys).startswith("demo-1: cancelled")
 
 
-def test_a_lost_answer_is_asked_for_again(cluster, capsys, monkeypatch):
-    monkeypatch.setattr(queue_cancel.Patience, "pauses_s", (0.05, 0.05))
+def test_a_busy_scheduler_is_asked_again(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(queue_cancel.RetryPolicy, "pauses_s", (0.05, 0.05))
     cluster.run()
     cluster.backend.says("queue", "17|PENDING|job-demo-1")
     cluster.backend.fails("cancel", "the server is busy")
@@ -145,7 +146,7 @@ def test_a_lost_answer_is_asked_for_again(cluster, capsys, monkeypatch):
     assert len(cluster.backend.calls("cancel")) == 2
 
 
-def test_a_silent_scheduler_ends_nothing(cluster, capsys):
+def test_nothing_is_ended_while_the_scheduler_does_not_answer(cluster, capsys):
     made = cluster.run()
     cluster.backend.fails("queue", "no route to it")
     assert "demo-1: nothing was ended: the scheduler does not answer: no route to it" in cancel(capsys, code=4)
@@ -153,7 +154,7 @@ def test_a_silent_scheduler_ends_nothing(cluster, capsys):
     assert cluster.backend.calls("cancel") == []
 
 
-def test_a_run_that_hears_ends_also_while_the_scheduler_is_silent(cluster, capsys):
+def test_a_run_ends_by_its_cancel_file_without_the_scheduler(cluster, capsys):
     made = cluster.run()
     attempt = made.start_attempt()
     beat(attempt, 0, age_s=1)
@@ -162,9 +163,9 @@ def test_a_run_that_hears_ends_also_while_the_scheduler_is_silent(cluster, capsy
     later.start()
     assert cancel(capsys) == "demo-1: cancelled\n"
     later.join()
-    deaf = cluster.run("deaf-1", "18").start_attempt()
-    beat(deaf, 0, age_s=1)
-    assert main(["cancel", "deaf-1", "--grace", "0.1"]) == 4
+    second = cluster.run("second-1", "18").start_attempt()
+    beat(second, 0, age_s=1)
+    assert main(["cancel", "second-1", "--grace", "0.1"]) == 4
     assert "asked to end, but has not ended yet: the scheduler does not answer" in capsys.readouterr().err
 
 
@@ -194,7 +195,7 @@ def test_a_run_without_a_record_is_ended_by_name(cluster, capsys):
     assert "run.json: is not there" in cancel(capsys, code=5)
 
 
-def test_what_has_ended_stays_as_it_is(cluster, capsys):
+def test_an_ended_run_stays_unchanged(cluster, capsys):
     made = cluster.run()
     leave(made.start_attempt(), "completed")
     assert cancel(capsys) == "demo-1 had already ended: completed\n"

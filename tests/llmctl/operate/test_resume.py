@@ -16,9 +16,10 @@ from llmctl.site.profile import ClusterProfile
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, processes_of_run
 from tests.llmctl.run_directories import leave, make_run, recycled
+from tests.waiting import HANG_S, wait_for
 
-HANDS = LocalTransport({})
-REACH = ClusterSession(ClusterProfile(name="local", scheduler="local"), HANDS, None)
+TRANSPORT = LocalTransport({})
+SESSION = ClusterSession(ClusterProfile(name="local", scheduler="local"), TRANSPORT, None)
 
 
 @pytest.fixture
@@ -32,10 +33,10 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def sleeper():
-    process = subprocess.Popen(["sleep", "120"], start_new_session=True)
+    process = subprocess.Popen(["sleep", "10000"], start_new_session=True)
     yield identify(process.pid)
     process.kill()
-    process.wait(10)
+    process.wait(HANG_S)
 
 
 def submit(name, script):
@@ -43,20 +44,13 @@ def submit(name, script):
     assert main(["submit", "--name", name, "--", "bash", "-c", script]) == 0
 
 
-def wait_for_file(path):
-    end = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def wait_until_ended(run_dir, attempt):
-    wait_for_file(run_dir / "attempts" / str(attempt) / "exit.json")
+    wait_for((run_dir / "attempts" / str(attempt) / "exit.json").exists, f"the end of attempt {attempt}")
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.1, 0.3])
-def test_a_cancel_right_after_submit_is_a_cancel(home, capsys, patience_s):
-    submit("hasty", "sleep 120")
+def test_a_cancel_right_after_submit_ends_the_run_as_cancelled(home, capsys, patience_s):
+    submit("hasty", "sleep 10000")
     run_id = capsys.readouterr().out.strip()
     time.sleep(patience_s)
     assert main(["cancel", "hasty", "--grace", "5"]) == 0
@@ -76,13 +70,13 @@ def test_a_command_runs_again_in_the_same_directory(home, capsys):
     assert "runs its command again" in err
     wait_until_ended(run_dir, 2)
     assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == "attempt 2\n"
-    record = RunRecord.load(run_dir, HANDS)
+    record = RunRecord.load(run_dir, TRANSPORT)
     assert [submission.number for submission in record.submissions] == [1, 2]
     assert document["job_ids"] == [record.submissions[-1].jobs[0].job_id]
     assert json.loads((run_dir / "attempts" / "2" / "started.json").read_text())["submission"] == 2
 
 
-def test_a_command_runs_again_where_it_ran_first(home, capsys, monkeypatch):
+def test_a_command_runs_again_in_its_first_working_directory(home, capsys, monkeypatch):
     submit("there", "pwd")
     run_dir = home / "runs" / capsys.readouterr().out.strip()
     wait_until_ended(run_dir, 1)
@@ -93,7 +87,7 @@ def test_a_command_runs_again_where_it_ran_first(home, capsys, monkeypatch):
     assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == f"{home}\n"
 
 
-def test_a_run_does_not_go_on_with_other_code(home, capsys):
+def test_a_run_does_not_continue_with_other_code(home, capsys):
     submit("once", "true")
     run_dir = home / "runs" / capsys.readouterr().out.strip()
     wait_until_ended(run_dir, 1)
@@ -103,11 +97,11 @@ def test_a_run_does_not_go_on_with_other_code(home, capsys):
     assert not (run_dir / "attempts" / "2").exists()
 
 
-def test_a_running_run_is_refused_with_its_job_and_then_cancelled(home, capsys):
-    submit("busy", "echo begun; sleep 120")
+def test_resume_of_a_running_run_is_refused_with_its_job(home, capsys):
+    submit("busy", "echo begun; sleep 10000")
     run_id = capsys.readouterr().out.strip()
-    wait_for_file(home / "runs" / run_id / "attempts" / "1" / "node-00000.log")
-    record = RunRecord.load(home / "runs" / run_id, HANDS)
+    wait_for((home / "runs" / run_id / "attempts" / "1" / "node-00000.log").exists, "the command")
+    record = RunRecord.load(home / "runs" / run_id, TRANSPORT)
     assert main(["resume", "busy"]) == 5
     err = capsys.readouterr().err
     assert f"is still running (job {record.submissions[-1].jobs[0].job_id} on localhost)" in err
@@ -116,10 +110,10 @@ def test_a_running_run_is_refused_with_its_job_and_then_cancelled(home, capsys):
     assert capsys.readouterr().out == f"{run_id}: cancelled\n"
     exit_file = json.loads((home / "runs" / run_id / "attempts" / "1" / "exit.json").read_text())
     assert exit_file["reason"] == "cancelled"
-    assert RunRecord.load(home / "runs" / run_id, HANDS).submissions[-1].number == 1
+    assert RunRecord.load(home / "runs" / run_id, TRANSPORT).submissions[-1].number == 1
 
 
-def test_a_dry_run_prints_the_script_and_touches_nothing(home, capsys):
+def test_a_dry_run_prints_the_script_and_writes_nothing(home, capsys):
     submit("dry", "true")
     run_dir = home / "runs" / capsys.readouterr().out.strip()
     wait_until_ended(run_dir, 1)
@@ -143,14 +137,14 @@ def test_settings_are_checked_as_in_submit(home, capsys):
     assert main(["resume", "checked", "--nodes", "0"]) == 2
 
 
-def test_following_gives_the_code_of_the_followed_run(home, capsys):
+def test_following_gives_the_exit_code_of_the_followed_run(home, capsys):
     submit("followed", "exit 4")
     wait_until_ended(home / "runs" / capsys.readouterr().out.strip(), 1)
     assert main(["resume", "followed", "--follow"]) == 6
     assert "ended with exit code 4" in capsys.readouterr().err
 
 
-def test_secrets_are_asked_for_again(home, capsys, monkeypatch):
+def test_secrets_must_be_given_again(home, capsys, monkeypatch):
     monkeypatch.setenv("TEST_TOKEN", "hidden-value")
     assert main(["submit", "--name", "sec", "--secret", "TEST_TOKEN", "--", "bash", "-c", 'echo "${#TEST_TOKEN}"']) == 0
     run_dir = home / "runs" / capsys.readouterr().out.strip()
@@ -169,41 +163,42 @@ def test_two_resumes_at_once_start_one_job(home, capsys):
     submit("once", "true")
     run_dir = home / "runs" / capsys.readouterr().out.strip()
     wait_until_ended(run_dir, 1)
-    with HANDS.lock(f"{run_dir}/.lock"):
+    with TRANSPORT.lock(f"{run_dir}/.lock"):
         assert main(["resume", "once"]) == 5
     assert "by another llmctl" in capsys.readouterr().err
 
 
-def test_the_start_is_the_latest_checkpoint(tmp_path):
+def test_the_run_starts_from_the_latest_checkpoint(tmp_path):
     run = make_run(tmp_path, train_iters=600)
-    assert "starts anew: no checkpoint in" in start_point(run.record, HANDS).sentence
+    assert "starts from the beginning: no checkpoint in" in start_point(run.record, TRANSPORT).sentence
     checkpoints = run.path / "checkpoints"
     for name in ("iter_0000300", "iter_0000500", ".iter_0000550.tmp-1"):
         (checkpoints / name).mkdir(parents=True)
-    assert start_point(run.record, HANDS).iteration == 500, "the pointer was lost: the newest complete one"
+    assert start_point(run.record, TRANSPORT).iteration == 500, "the pointer was lost: the newest complete one"
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("300\n")
-    point = start_point(run.record, HANDS)
+    point = start_point(run.record, TRANSPORT)
     assert (point.iteration, point.sentence) == (300, "resumes from iteration 300 of 600")
     check_work_left(run.record, point)
     with pytest.raises(UsageError, match="--set training.train_iters=N"):
         check_work_left(run.record, StartPoint(600, ""))
 
 
-def test_doubt_whether_it_has_ended_is_a_refusal(tmp_path, sleeper):
+@pytest.mark.usefixtures("frozen_time")
+def test_a_run_that_may_not_have_ended_is_refused(tmp_path, sleeper):
     run = make_run(tmp_path).submit(sleeper)
     run.start_attempt(host="elsewhere", boot_id="other", pid_start_time=1)
     check = make_run(tmp_path, "b-1").submit(recycled(sleeper))
     leave(check.start_attempt(), "failed", 1)
-    check_ended(check.record, REACH)
+    check_ended(check.record, SESSION)
     with pytest.raises(RecordError, match="still running"):
-        check_ended(run.record, REACH)
-    unborn = make_run(tmp_path, "c-1").submit(None, age_s=3600)
-    check_ended(unborn.record, REACH)
+        check_ended(run.record, SESSION)
+    unstarted = make_run(tmp_path, "c-1").submit(None, age_s=3600)
+    check_ended(unstarted.record, SESSION)
     with pytest.raises(RecordError, match="pending"):
-        check_ended(make_run(tmp_path, "d-1").submit(None, age_s=1).record, REACH)
+        check_ended(make_run(tmp_path, "d-1").submit(None, age_s=1).record, SESSION)
 
 
-def test_an_unknown_run_lists_those_there_are(home, capsys, sleeper):
+def test_an_unknown_run_is_refused_with_the_known_runs(home, capsys, sleeper):
     RunIndex(home / "state" / "llmctl").add(make_run(home / "runs", "alpha-1").submit(sleeper).record)
     assert main(["resume", "beta"]) == 5
     assert "alpha-1" in capsys.readouterr().err

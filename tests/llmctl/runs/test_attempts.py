@@ -1,4 +1,4 @@
-"""Cost of repeated observation of one run, without missing any change."""
+"""Numbers of reads for repeated observation of a run; no change is missed."""
 
 import json
 import time
@@ -58,7 +58,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_heartbeats_are_read_once_in_a_while_and_errors_once(running, clock):
+def test_heartbeats_are_read_at_intervals_and_errors_once(running, clock):
     cluster, made, attempt = running
     transport, memory = Counting(), DetailsMemory()
 
@@ -81,7 +81,7 @@ def test_heartbeats_are_read_once_in_a_while_and_errors_once(running, clock):
     assert transport.count("heartbeat") == 3 * RANKS
 
 
-def test_heartbeats_do_not_grow_old_by_being_kept(running, clock):
+def test_cached_heartbeats_do_not_look_older(running, clock):
     cluster, made, attempt = running
     transport, memory = Counting(), DetailsMemory()
     for rank in range(RANKS):
@@ -109,7 +109,7 @@ def test_a_first_heartbeat_is_seen_at_once(running):
     assert transport.count("heartbeat") == 1
 
 
-def test_the_folder_of_a_job_that_has_left_is_opened_before_exit_json_is_read_again(running):
+def test_the_folder_is_listed_before_exit_json_of_an_ended_job_is_read_again(running):
     """NFS caches a missing file for up to a minute, unless its folder is opened."""
     cluster, made, attempt = running
     cluster.backend.says("queue")
@@ -120,7 +120,7 @@ def test_the_folder_of_a_job_that_has_left_is_opened_before_exit_json_is_read_ag
     assert str(attempt) in transport.acts[exits[0] : exits[1]]
 
 
-def test_watching_remembers_too(running, monkeypatch):
+def test_watching_uses_the_cache_too(running, monkeypatch):
     _, _, attempt = running
     transport, looks, look = Counting(), [], RunSurvey.look
 

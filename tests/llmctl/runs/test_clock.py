@@ -8,7 +8,7 @@ from tests.llmctl.transport.agents import PipeRoute, agent
 
 
 @pytest.mark.parametrize("offset_s", [-3600.0, 3600.0])
-def test_the_time_there_is_told_with_every_answer(monkeypatch, offset_s):
+def test_every_answer_has_the_time_of_the_cluster(monkeypatch, offset_s):
     true_time = time.time
     transport = agent(PipeRoute())
     with monkeypatch.context() as wrong:

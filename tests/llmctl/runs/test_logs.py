@@ -42,7 +42,7 @@ def test_a_file_may_appear_late_and_be_truncated(tmp_path):
     assert [line.text for line in follower.poll()] == ["new"]
 
 
-def test_garbage_escapes_and_progress_bars_are_made_harmless():
+def test_invalid_bytes_escapes_and_progress_bars_are_cleaned():
     assert clean(b"\x1b[31mred\x1b[0m \x1b]0;title\x07end") == "red end"
     assert clean(b"\x00\x01a\xff\xfeb") == "\ufffd\ufffda\ufffd\ufffdb"
     assert clean(b"10%\r20%\r30%") == "30%"
@@ -51,7 +51,7 @@ def test_garbage_escapes_and_progress_bars_are_made_harmless():
     assert "\x9b" not in clean("\x9b31m".encode())
 
 
-def test_an_endless_line_is_shown_in_part_and_kept_in_part(tmp_path):
+def test_a_very_long_line_is_shown_and_kept_in_part(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"x" * (3 << 20))
     follower = LogFollower(read_parts)
@@ -66,7 +66,7 @@ def test_an_endless_line_is_shown_in_part_and_kept_in_part(tmp_path):
     assert following.text == "next"
 
 
-def test_an_endless_progress_bar_keeps_its_last_state(tmp_path):
+def test_a_very_long_progress_bar_keeps_its_last_state(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"%d%%\r" % (i % 100) for i in range(100_000)) + b"done\n")
     follower = LogFollower(read_parts)
@@ -89,7 +89,7 @@ def test_last_lines_of_large_small_and_absent_files(tmp_path):
     assert last_lines(read_parts, [str(small)], 0, whole_only=True) == [([], 4)]
 
 
-def test_last_lines_of_one_endless_line_do_not_read_it_whole(tmp_path):
+def test_last_lines_of_one_very_long_line_do_not_read_all_of_it(tmp_path):
     path = tmp_path / "log"
     with path.open("wb") as file:
         file.truncate(1 << 30)  # sparse
@@ -98,7 +98,7 @@ def test_last_lines_of_one_endless_line_do_not_read_it_whole(tmp_path):
     assert len(lines[0]) < LONGEST_LINE + 50
 
 
-def test_files_come_and_go_while_they_are_followed(tmp_path):
+def test_files_appear_and_disappear_while_they_are_followed(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("1\n2\n")
     second.write_text("a\nb\n")

@@ -8,7 +8,7 @@ def line(iteration, attempt=1, **values):
     return json.dumps({"attempt": attempt, "iteration": iteration, "lm_loss": 9.0 - iteration, **values}) + "\n"
 
 
-def test_only_whole_lines_count_and_only_new_bytes_are_read(tmp_path):
+def test_only_complete_lines_count_and_only_new_bytes_are_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     checks = []
 
@@ -38,20 +38,20 @@ def test_the_last_row_of_an_iteration_wins_and_the_newest_is_the_one_written_las
     assert reader.table.newest["attempt"] == 2
 
 
-def test_a_row_written_on_after_half_a_row_is_found(tmp_path):
+def test_a_row_after_an_incomplete_row_is_found(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2)[:13] + line(2, attempt=2))
     reader = MetricsReader(str(path), read_parts)
     assert [(row["attempt"], row["iteration"]) for row in reader.poll()] == [(1, 1), (2, 2)]
 
 
-def test_a_number_past_all_numbers_is_none():
+def test_unusable_numbers_and_rows_are_none():
     assert number({"lm_loss": 10**400}, "lm_loss") is None
     assert parse_row(b'{"iteration": true}') is None
     assert parse_row(b"[" * 100_000) is None
 
 
-def test_garbage_is_passed_over(tmp_path):
+def test_invalid_lines_are_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"\0\xff\xfe{{{\n[1]\n{}\n" + line(1).encode() + b'{"iteration": "x"}\n')
     reader = MetricsReader(str(path), read_parts)
@@ -59,7 +59,7 @@ def test_garbage_is_passed_over(tmp_path):
     assert parse_row(b"") is None
 
 
-def test_validation_rows_stand_apart(tmp_path):
+def test_validation_rows_are_separate(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + json.dumps({"attempt": 1, "iteration": 1, "valid_loss": 5.0, "valid_ppl": 148.4}) + "\n")
     reader = MetricsReader(str(path), read_parts)
@@ -68,7 +68,7 @@ def test_validation_rows_stand_apart(tmp_path):
     assert reader.table.valid[1]["valid_loss"] == 5.0
 
 
-def test_a_truncated_file_is_read_anew(tmp_path):
+def test_a_truncated_file_is_read_from_the_start(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(i) for i in range(1, 9)))
     reader = MetricsReader(str(path), read_parts)
@@ -78,7 +78,7 @@ def test_a_truncated_file_is_read_anew(tmp_path):
     assert list(reader.table.train) == [1]
 
 
-def test_a_tail_of_a_large_file_gives_the_newest_rows_only(tmp_path):
+def test_the_tail_of_a_large_file_gives_the_newest_rows_only(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(i, iteration_time_s=0.5 if i < 5000 else 2.0) for i in range(1, 5012)))
     reader = MetricsReader(str(path), read_parts)

@@ -12,7 +12,7 @@ from llmctl.runs.record import RunIndex, RunRecord, Submission, new_run_id
 from llmctl.transport.file_writes import FileWrite, write_files
 from llmctl.transport.local import LocalTransport
 
-HANDS = LocalTransport({})
+TRANSPORT = LocalTransport({})
 
 
 def record_of(root, run_id, name="n", created=1.0, jobs=()):
@@ -36,13 +36,13 @@ def record_of(root, run_id, name="n", created=1.0, jobs=()):
 def saved(root, *arguments, **more):
     record = record_of(root, *arguments, **more)
     record.run_dir.mkdir(parents=True)
-    record.save(HANDS)
+    record.save(TRANSPORT)
     return record
 
 
-def test_a_record_is_read_back_as_it_was_written(tmp_path):
+def test_a_record_survives_writing_and_reading(tmp_path):
     record = saved(tmp_path, "a-1", jobs=("12",))
-    assert RunRecord.load(record.run_dir, HANDS) == record
+    assert RunRecord.load(record.run_dir, TRANSPORT) == record
     path = record.run_dir / "run.json"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in record.run_dir.iterdir()] == ["run.json"]
@@ -58,10 +58,10 @@ def test_submissions_are_replaced_by_number_and_the_first_cancel_stays(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1}'])
-def test_what_is_no_record_is_an_error_that_names_the_file(tmp_path, text):
+def test_an_invalid_record_is_an_error_that_names_the_file(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(RecordError, match="run.json"):
-        RunRecord.load(tmp_path, HANDS)
+        RunRecord.load(tmp_path, TRANSPORT)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_what_is_no_record_is_an_error_that_names_the_file(tmp_path, text):
     ],
     ids=str,
 )
-def test_values_of_another_kind_are_damage_too(tmp_path, change):
+def test_values_of_another_type_are_damage_too(tmp_path, change):
     record = saved(tmp_path, "a-1", jobs=("12",))
     path = record.run_dir / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RecordError, match="is not a run record"):
-        RunRecord.load(record.run_dir, HANDS)
+        RunRecord.load(record.run_dir, TRANSPORT)
 
 
 def test_a_damaged_entry_hides_no_other(tmp_path):
@@ -121,7 +121,7 @@ def test_runs_are_found_by_id_prefix_name_and_job(tmp_path):
         index.find("")
 
 
-def test_the_index_keeps_the_state_last_seen_until_the_next_submission(tmp_path):
+def test_the_index_keeps_the_last_state_until_the_next_submission(tmp_path):
     index, record = RunIndex(tmp_path), record_of(tmp_path, "a-1", jobs=("1",))
     index.add(record)
     index.update_state("a-1", "running", 4.0)
@@ -141,16 +141,16 @@ def test_the_index_is_rebuilt_from_the_run_directories(tmp_path):
     saved(root, "b-2", created=3.0)
     (root / "torn").mkdir()
     (root / "torn" / "run.json").write_text("{")
-    assert [entry.run_id for entry in index.rebuild(root, HANDS)] == ["a-1", "b-2"]
+    assert [entry.run_id for entry in index.rebuild(root, TRANSPORT)] == ["a-1", "b-2"]
     assert len(index.entries()) == 3
     (index.folder / "a-1.json").write_text("torn")
     assert len(index.entries()) == 2
 
 
-def test_a_moved_run_directory_is_where_it_was_found(tmp_path):
+def test_the_record_of_a_moved_run_has_its_new_directory(tmp_path):
     record = saved(tmp_path, "a-1")
     record.run_dir.rename(tmp_path / "moved")
-    assert RunRecord.load(tmp_path / "moved", HANDS).run_dir == tmp_path / "moved"
+    assert RunRecord.load(tmp_path / "moved", TRANSPORT).run_dir == tmp_path / "moved"
 
 
 def test_concurrent_writers_leave_one_whole_file(tmp_path):
@@ -176,4 +176,4 @@ def test_a_record_that_cannot_be_written_is_an_error(tmp_path):
     record = replace(record_of(tmp_path, "a"), run_dir=tmp_path / "file" / "x")
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="cannot be written"):
-        record.save(HANDS)
+        record.save(TRANSPORT)

@@ -37,7 +37,7 @@ def facts(job, attempt=None, **changes):
     )
 
 
-def said(job, attempt=None, **changes):
+def state_and_detail(job, attempt=None, **changes):
     verdict = decide(facts(job, attempt, **changes))
     return verdict.state.value, verdict.detail
 
@@ -58,10 +58,10 @@ def said(job, attempt=None, **changes):
         (queue("running", "R"), ALIVE, ("running", "")),
         (queue("running", "R", restarts=1), OLD, ("running", "starting again")),
         (queue("running", "R", restarts=1), ALIVE, ("running", "")),
-        # An unknown word is shown unchanged; the heartbeat of a living rank decides.
+        # An unknown word is shown unchanged; the heartbeat of a rank decides.
         (queue("unknown", "ZOMBIE"), None, ("unknown", "the scheduler says 'ZOMBIE'")),
         (queue("unknown", "ZOMBIE"), ALIVE, ("running", "heartbeat 3 s ago; the scheduler says 'ZOMBIE'")),
-        # A silent scheduler ends no run.
+        # A scheduler that does not answer ends no run.
         (SILENT, None, ("unknown", "the scheduler does not answer: no route")),
         (SILENT, ALIVE, ("running", "heartbeat 3 s ago; the scheduler does not answer: no route")),
         (SILENT, OLD, ("unknown", "the scheduler does not answer: no route; last heartbeat 50 min ago")),
@@ -69,7 +69,7 @@ def said(job, attempt=None, **changes):
         (LEFT, None, ("unknown", "the job has left the queue")),
         (LEFT, ALIVE, ("running", "heartbeat 3 s ago; the job has left the queue")),
         (LEFT, OLD, ("unknown", "the job has left the queue; last heartbeat 50 min ago")),
-        # Ended without exit.json: the scheduler's report, and the last sign of life.
+        # Ended without exit.json: the scheduler's report, and the last heartbeat.
         (
             queue("node_fail", "NODE_FAIL"),
             OLD,
@@ -130,13 +130,13 @@ def said(job, attempt=None, **changes):
         ),
     ],
 )
-def test_truth(job, attempt, expected):
-    assert said(job, attempt) == expected
+def test_state_for_every_answer(job, attempt, expected):
+    assert state_and_detail(job, attempt) == expected
 
 
-def test_the_first_error_is_told_with_the_schedulers_word():
+def test_the_first_error_is_reported_with_the_schedulers_word():
     error = RankError(3, "", "n2", 7, "ValueError", "loss is NaN", NOW - 9)
-    state, detail = said(queue("failed", "FAILED"), AttemptFacts(1, errors=(error,)))
+    state, detail = state_and_detail(queue("failed", "FAILED"), AttemptFacts(1, errors=(error,)))
     assert (state, detail.split("; ")[-1]) == ("failed", "rank 3 on n2: ValueError: loss is NaN")
 
 
@@ -159,8 +159,8 @@ def test_the_first_error_is_told_with_the_schedulers_word():
     ],
 )
 @pytest.mark.parametrize("job", [None, queue("running", "CG"), SILENT, LEFT, queue("pending", "PD")])
-def test_an_exit_file_without_the_schedulers_hand_in_it_is_the_last_word(ending, outcome, expected, job):
-    assert said(job, AttemptFacts(1, ending=ending, outcome=outcome)) == expected
+def test_exit_json_decides_if_the_scheduler_did_not_stop_the_run(ending, outcome, expected, job):
+    assert state_and_detail(job, AttemptFacts(1, ending=ending, outcome=outcome)) == expected
 
 
 @pytest.mark.parametrize(
@@ -205,18 +205,18 @@ def test_an_exit_file_without_the_schedulers_hand_in_it_is_the_last_word(ending,
         ),
     ],
 )
-def test_a_run_that_its_scheduler_stopped_may_be_started_again(job, expected):
-    assert said(job, STOPPED) == expected
+def test_a_run_stopped_by_its_scheduler_may_start_again(job, expected):
+    assert state_and_detail(job, STOPPED) == expected
 
 
-def test_what_was_cancelled_does_not_come_back():
-    assert said(queue("pending", "PD"), STOPPED, cancel_requested=NOW - 9)[0] == "cancelled"
+def test_a_cancelled_run_does_not_start_again():
+    assert state_and_detail(queue("pending", "PD"), STOPPED, cancel_requested=NOW - 9)[0] == "cancelled"
 
 
-def test_grid_engine_starts_again_what_ends_with_99():
+def test_grid_engine_restarts_a_job_with_exit_code_99():
     again = AttemptFacts(1, ending=Ending(99, "failed", None, NOW))
-    assert said(queue("pending", "qw"), again)[0] == "pending"
-    assert said(LEFT, again) == ("failed", "ended with exit code 99")
+    assert state_and_detail(queue("pending", "qw"), again)[0] == "pending"
+    assert state_and_detail(LEFT, again) == ("failed", "ended with exit code 99")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_grid_engine_starts_again_what_ends_with_99():
         (SILENT, OLD, ("unknown", None)),
     ],
 )
-def test_a_run_that_was_asked_to_end(job, attempt, expected):
-    state, detail = said(job, attempt, cancel_requested=NOW - 5)
+def test_a_run_with_a_cancel_request(job, attempt, expected):
+    state, detail = state_and_detail(job, attempt, cancel_requested=NOW - 5)
     assert state == expected[0]
     assert expected[1] in (None, detail)

@@ -21,7 +21,9 @@ from llmctl.transport.host_group import HostGroup
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import ProcessReport, identify
 from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome, recycled
+from tests.waiting import HANG_S
 
+pytestmark = pytest.mark.usefixtures("frozen_time")
 NOW = 1_000_000.0
 RUNNING = JobAnswer(JobState.RUNNING, "pid 7")
 GONE = JobAnswer(JobState.FAILED, "job.sh (pid 7) was killed")
@@ -61,19 +63,19 @@ def ended(reason, code=0, **changes):
         (
             ended("failed", 1, heartbeats=(heartbeat(0, 5),)),
             "failed",
-            "ended with exit code 1; no rank left an error",
+            "ended with exit code 1; no rank wrote an error report",
         ),
         (ended("tired", 1), "unknown", "exit.json says 'tired'"),
     ],
 )
 @pytest.mark.parametrize("job", [RUNNING, GONE, DOUBT, None])
-def test_exit_file_is_the_last_word(attempt, state, detail, job):
+def test_exit_json_decides_the_state(attempt, state, detail, job):
     verdict = decide(facts(job, attempt))
     assert (verdict.state, verdict.detail) == (state, detail)
     assert verdict.exit_code == attempt.ending.code
 
 
-def test_what_was_cancelled_is_cancelled_even_if_job_sh_was_not_told():
+def test_a_cancelled_run_is_cancelled_even_if_job_sh_did_not_know():
     for reason, code in (("failed", 143), ("stopped", 0)):
         assert decide(facts(GONE, ended(reason, code), cancel_requested=NOW - 5)).state is JobState.CANCELLED
     assert decide(facts(GONE, ended("completed"), cancel_requested=NOW - 5)).state is JobState.COMPLETED
@@ -86,7 +88,7 @@ def test_the_first_rank_to_fail_is_the_cause():
     assert verdict.detail == "rank 3 (pp 1, dp 0, tp 1) on n2: ValueError: loss is NaN"
 
 
-def test_a_rank_that_died_silently_is_named_when_the_others_only_missed_it():
+def test_a_rank_without_an_error_report_is_named_if_the_others_only_lost_it():
     error = RankError(0, "", "n1", 7, "RuntimeError", "[/a/pair.cc:55] Connection closed by peer", NOW - 8)
     attempt = ended("failed", 1, errors=(error,), heartbeats=(heartbeat(0, 9), heartbeat(1, 12, phase="save")))
     detail = decide(facts(GONE, attempt)).detail
@@ -103,12 +105,12 @@ def test_a_rank_whose_own_socket_cannot_be_opened_is_the_cause():
     assert detail == "rank 0 on n1: DistNetworkError: The server socket has failed to listen: EADDRINUSE"
 
 
-def test_what_calls_itself_a_consequence_is_not_the_cause():
+def test_an_error_marked_as_a_consequence_is_not_the_cause():
     values = {
         "rank": 0,
         "host": "n1",
         "type": "RuntimeError",
-        "message": "waited in vain for its peers",
+        "message": "waited too long for its peers",
         "time": NOW - 9,
     }
     waited = parse_error(json.dumps(values | {"consequence": True}).encode())
@@ -136,7 +138,7 @@ def test_without_exit_file_the_job_decides():
     assert decide(facts(GONE, None)).detail.endswith("see llmctl logs demo-1 --job")
 
 
-def test_the_trainers_own_word_counts_when_job_sh_was_killed():
+def test_outcome_json_counts_if_job_sh_was_killed():
     done = AttemptFacts(1, outcome=Outcome("completed", 100, NOW - 2))
     assert decide(facts(GONE, done)).state is JobState.COMPLETED
     stopped = decide(facts(GONE, AttemptFacts(1, outcome=Outcome("stopped", 50, NOW - 2))))
@@ -144,13 +146,13 @@ def test_the_trainers_own_word_counts_when_job_sh_was_killed():
     assert "llmctl resume demo-1" in stopped.detail
 
 
-def test_surviving_processes_are_still_a_running_run():
+def test_a_run_with_surviving_processes_is_running():
     verdict = decide(facts(replace(GONE, survivors=3), AttemptFacts(1)))
     assert verdict.state is JobState.RUNNING
     assert "3 of its processes still run; llmctl cancel demo-1 ends them" in verdict.detail
 
 
-def test_doubt_is_never_an_ending():
+def test_doubt_never_ends_a_run():
     assert decide(facts(DOUBT, None)).state is JobState.UNKNOWN
     fresh = decide(facts(DOUBT, AttemptFacts(1, heartbeats=(heartbeat(0, 3),))))
     assert (fresh.state, fresh.detail) == (JobState.RUNNING, "heartbeat 3 s ago; cannot be seen")
@@ -160,17 +162,17 @@ def test_doubt_is_never_an_ending():
     assert decide(facts(None, None, submitted=NOW - 2)).state is JobState.PENDING
 
 
-def test_a_silent_rank_is_named_with_its_phase():
+def test_a_rank_without_a_heartbeat_is_named_with_its_phase():
     beats = [heartbeat(0, 1), heartbeat(1, 200, iteration=5, phase="load data"), heartbeat(2, 2)]
-    said = lagging_ranks(beats, NOW, 0.5)
-    assert said == "rank 1 on n1 (phase load data, iteration 5), silent for 3 min; the other ranks continue"
-    assert lagging_ranks(beats, NOW, 100.0) == "", "a rank may be silent for as long as an iteration takes"
+    sentence = lagging_ranks(beats, NOW, 0.5)
+    assert sentence == "rank 1 on n1 (phase load data, iteration 5): no heartbeat for 3 min; the other ranks continue"
+    assert lagging_ranks(beats, NOW, 100.0) == "", "a rank may have no heartbeat for as long as an iteration takes"
 
 
 def test_the_rank_that_all_others_wait_for_is_named():
     beats = [heartbeat(0, 100, phase="reduce"), heartbeat(1, 101, phase="forward"), heartbeat(2, 100, phase="reduce")]
-    said = lagging_ranks(beats, NOW, 0.5)
-    assert said == "no heartbeat for 100 s; the other ranks wait for rank 1 on n1 (phase forward, iteration 7)"
+    sentence = lagging_ranks(beats, NOW, 0.5)
+    assert sentence == "no heartbeat for 100 s; the other ranks wait for rank 1 on n1 (phase forward, iteration 7)"
     assert lagging_ranks([heartbeat(0, 100), heartbeat(1, 100)], NOW, 0.5).endswith(
         "all ranks in phase forward of iteration 7"
     )
@@ -182,22 +184,22 @@ def test_the_rank_that_all_others_wait_for_is_named():
 
 # The tests below use real processes and real files.
 
-HANDS = LocalTransport(os.environ)
+TRANSPORT = LocalTransport(os.environ)
 
 
 @contextmanager
 def sleeping(**env):
-    process = subprocess.Popen(["sleep", "120"], env={**os.environ, **env}, start_new_session=True)
+    process = subprocess.Popen(["sleep", "1000"], env={**os.environ, **env}, start_new_session=True)
     try:
         yield process
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(HANG_S)
 
 
 def view(run):
-    return observe_runs([run.record], HANDS)[0]
+    return observe_runs([run.record], TRANSPORT)[0]
 
 
 def test_a_run_from_submission_to_end(tmp_path):
@@ -213,7 +215,7 @@ def test_a_run_from_submission_to_end(tmp_path):
         assert (running.state, running.detail, running.iteration, running.train_iters) == ("running", "", 3, 100)
         assert (running.loss, running.tokens_per_s, running.mfu) == (9.7, 5000.0, 0.25)
         assert running.eta_s == pytest.approx(97 * 0.5)
-        assert 0.5 < running.metrics_age_s < 30
+        assert running.metrics_age_s == pytest.approx(1.0)
         outcome(attempt, "completed", 100)
         leave(attempt, "completed")
     done = view(run)
@@ -241,7 +243,7 @@ def test_a_restarted_machine_is_a_failed_node(tmp_path):
         assert view(run).detail.startswith("the machine was restarted")
 
 
-def test_another_machines_run_is_not_judged_from_here(tmp_path):
+def test_a_run_of_another_machine_is_unknown_here(tmp_path):
     run = make_run(tmp_path)
     with sleeping() as other:
         run.submit(replace(identify(other.pid), boot_id="of the other machine"))
@@ -253,16 +255,16 @@ def test_another_machines_run_is_not_judged_from_here(tmp_path):
     assert view(run).state is JobState.RUNNING
 
 
-def test_an_identity_without_a_start_time_leaves_doubt(tmp_path):
+def test_an_identity_without_a_start_time_is_in_doubt(tmp_path):
     run = make_run(tmp_path)
     with sleeping() as other:
         run.submit(replace(identify(other.pid), start_time=None))
         run.start_attempt()
         assert view(run).state is JobState.UNKNOWN
-    assert view(run).state is JobState.FAILED, "there is no such pid any more: nothing to doubt"
+    assert view(run).state is JobState.FAILED, "there is no such pid any more: no doubt"
 
 
-def test_submit_cut_off_before_it_recorded_the_job_is_seen_through_started_json(tmp_path):
+def test_a_submit_interrupted_before_the_job_was_recorded_is_found_by_started_json(tmp_path):
     run = make_run(tmp_path).submit(None, age_s=3600)
     assert view(run).state is JobState.UNKNOWN
     with sleeping() as job:
@@ -278,7 +280,7 @@ def test_survivors_of_a_killed_job_are_counted(tmp_path):
         run.submit(identify(job.pid))
         run.start_attempt()
         job.kill()
-        job.wait(10)
+        job.wait(HANG_S)
         seen = view(run)
         assert seen.state is JobState.RUNNING
         assert "but 1 of its processes still run" in seen.detail
@@ -299,7 +301,7 @@ def test_an_earlier_submissions_end_says_nothing_about_the_last(tmp_path):
         assert (view(run).state, view(run).attempt) == (JobState.RUNNING, 2)
 
 
-def test_half_written_and_foreign_files_break_nothing(tmp_path):
+def test_incomplete_and_unrelated_files_are_ignored(tmp_path):
     run = make_run(tmp_path)
     with sleeping() as job:
         run.submit(identify(job.pid))
@@ -316,7 +318,7 @@ def test_half_written_and_foreign_files_break_nothing(tmp_path):
     assert view(run).as_json()["loss"] is None
 
 
-def test_many_runs_are_asked_in_a_fixed_number_of_round_trips(tmp_path):
+def test_many_runs_are_observed_in_a_fixed_number_of_round_trips(tmp_path):
     class Counting(LocalTransport):
         def __init__(self):
             super().__init__({})
@@ -324,11 +326,11 @@ def test_many_runs_are_asked_in_a_fixed_number_of_round_trips(tmp_path):
 
         def read_parts(self, reads):
             self.trips.append("read")
-            return HANDS.read_parts(reads)
+            return TRANSPORT.read_parts(reads)
 
         def list_names(self, directories):
             self.trips.append("list")
-            return HANDS.list_names(directories)
+            return TRANSPORT.list_names(directories)
 
     runs = []
     with sleeping() as job:
@@ -337,13 +339,11 @@ def test_many_runs_are_asked_in_a_fixed_number_of_round_trips(tmp_path):
             beat(run.start_attempt(), 0, age_s=1)
             runs.append(run.record)
         transport = Counting()
-        begun = time.process_time()
         assert {seen.state for seen in observe_runs(runs, transport)} == {JobState.RUNNING}
         assert len(transport.trips) <= 6
-        assert time.process_time() - begun < 1.0
 
 
-def test_job_sh_of_each_host_is_looked_for_on_its_own_host(tmp_path):
+def test_job_sh_of_each_host_is_checked_on_that_host(tmp_path):
     class Host(LocalTransport):
         def __init__(self, name, alive):
             super().__init__({})

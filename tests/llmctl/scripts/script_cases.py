@@ -3,18 +3,19 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmctl.backends import load_backend
-from llmctl.paths import PACKAGE, UserFolders, bundled
+from llmctl.backends import load_backend, load_queue_backend
+from llmctl.backends.base import JobRequest
+from llmctl.paths import BUNDLED, PACKAGE, UserFolders
 from llmctl.site.container import plan_container
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile, load_profile
-from llmctl.submit.render import RenderedJob, RunLayout, render
-from llmctl.submit.request import NodeSize, build_request
+from llmctl.submit.render import RenderedJob, render
+from llmctl.submit.request import JobPlan, NodeSize, RunLayout, build_request
 
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
 RUN_ID = "gpt-261121-101500-ab12"
 IMAGE = "nvcr.io#nvidia/pytorch:25.09-py3"
-CLUSTERS = tuple(sorted(path.stem for path in bundled("clusters").glob("*.yaml") if path.stem != "local"))
+CLUSTERS = tuple(sorted(path.stem for path in (BUNDLED / "clusters").glob("*.yaml") if path.stem != "local"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,23 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
     container = plan_container(job, profile, cwd="/", own_mounts=(run_dir,))
     backend = load_backend(profile.scheduler)
     request = build_request(job, profile, backend, size, name=RUN_ID, run_dir=run_dir, container=container)
-    return render(job, profile, place, FOLDERS, request, backend)
+    return render(plan_of(job, place, request))
+
+
+def plan_of(job: JobSpec, place: RunLayout, request: JobRequest, folders: UserFolders = FOLDERS) -> JobPlan:
+    """The job plan of a job with this layout and request."""
+    scheduler = request.profile.scheduler
+    return JobPlan(
+        spec=job,
+        profile=request.profile,
+        folders=folders,
+        is_remote=False,
+        backend=load_backend(scheduler),
+        request=request,
+        layout=place,
+        queue=load_queue_backend(scheduler),
+        new_folders=(),
+    )
 
 
 def install(rendered: RenderedJob, run_dir: Path) -> Path:

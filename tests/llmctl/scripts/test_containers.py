@@ -13,11 +13,12 @@ from llmctl.site.profile import ClusterProfile, ContainerProfile, load_profile
 from llmctl.submit.render import interactive_script
 from tests.llmctl.scripts.script_cases import FOLDERS, RUN_ID, render_case
 from tests.llmctl.scripts.test_run import LAUNCHERS, PYTHON, Stage
+from tests.waiting import HANG_S
 
 
 def run_job(folder, profile, *, launcher, environ=None, image="/images/one.sqsh", env=()):
     job = JobSpec(name="gpt", nodes=2, launcher=launcher, container=image, env=env)
-    # The stand-in for "ip" knows every interface.
+    # The stand-in for "ip" gives every interface an address.
     rendezvous = profile.rendezvous.model_copy(update={"interface": "eth9"})
     profile = profile.model_copy(update={"runs_root": str(folder / "runs"), "rendezvous": rendezvous})
     rendered = render_case(profile, job, python=PYTHON, ranks_per_node=4, working_dir=folder)
@@ -28,7 +29,7 @@ def run_job(folder, profile, *, launcher, environ=None, image="/images/one.sqsh"
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 @pytest.mark.parametrize("runtime", ["enroot", "apptainer"])
-def test_a_rank_in_a_container_knows_which_it_is(tmp_path, runtime, launcher):
+def test_a_rank_in_a_container_knows_its_number(tmp_path, runtime, launcher):
     profile = ClusterProfile(name="site", scheduler="slurm", container=ContainerProfile(runtime=runtime))
     stage = run_job(tmp_path, profile, launcher=launcher, environ={"LLMCTL_RANK": "5"})
     (got,) = stage.environments()
@@ -41,7 +42,7 @@ def test_a_rank_in_a_container_knows_which_it_is(tmp_path, runtime, launcher):
     assert words[-3:] == [b"bash", job, b"inside"]
 
 
-def test_a_job_says_which_program_its_node_has_not(tmp_path):
+def test_a_missing_program_on_a_node_is_named(tmp_path):
     site = ContainerProfile(runtime="singularity")
     profile = ClusterProfile(name="site", scheduler="slurm", container=site)
     lost = profile.environment.model_copy(update={"setup": (f"hash -r; export PATH={without_images(tmp_path)}",)})
@@ -78,22 +79,22 @@ def imported_with(folder, runtime, environ):
         ("singularity", "SINGULARITY_CACHEDIR", "SINGULARITY_TMPDIR"),
     ],
 )
-def test_an_import_fills_neither_home_nor_tmp(tmp_path, runtime, kept, scratch):
+def test_an_image_import_writes_neither_to_home_nor_to_tmp(tmp_path, runtime, kept, scratch):
     cache = tmp_path / "plain" / "images" / f".cache.{os.getuid()}"
     got = imported_with(tmp_path / "plain", runtime, {"TMPDIR": "/tmp/17.1.all.q"})
     assert (got[kept], got[scratch]) == (str(cache), str(cache / "tmp"))
     assert (cache / "tmp").is_dir()
-    got = imported_with(tmp_path / "told", runtime, {kept: "/mine", "TMPDIR": "/local/17"})
+    got = imported_with(tmp_path / "given", runtime, {kept: "/mine", "TMPDIR": "/local/17"})
     assert (got[kept], got[scratch]) == ("/mine", "/local/17")
 
 
 @pytest.mark.parametrize("runtime", ["enroot", "apptainer"])
 def test_two_users_import_the_same_image_into_the_folder_of_a_group(tmp_path, runtime):
-    """Another user's files cannot be opened, and that user's import ends before ours."""
+    """Another user's files cannot be opened, and that user's import ends first."""
     images = tmp_path / "images"
     image = images / f"ubuntu+24.04.{'sqsh' if runtime == 'enroot' else 'sif'}"
     for name in (f"{image}.lock", f"{image}.new"):
-        # Neither root nor another user can open a folder for writing.
+        # A folder in place of the file: neither root nor another user can open a folder for writing.
         Path(name).mkdir(parents=True)
     imported_with(tmp_path, runtime, {"LLMCTL_FASTER": str(image)})
     assert image.read_text() == "faster\n"
@@ -106,7 +107,7 @@ def test_an_image_is_imported_once(tmp_path):
     assert not [path for path in (tmp_path / "images").iterdir() if path.suffix == ".new"]
 
 
-def test_caches_are_where_the_runs_are_unless_that_is_home_or_somebody_has_said(tmp_path):
+def test_caches_are_in_runs_root_unless_it_is_in_home_or_a_variable_is_set(tmp_path):
     profile = ClusterProfile(name="site", scheduler="slurm")
 
     def caches(name, **changes):
@@ -118,8 +119,8 @@ def test_caches_are_where_the_runs_are_unless_that_is_home_or_somebody_has_said(
     root = tmp_path / "plain" / "runs" / ".cache"
     assert caches("plain") == [str(root / name) for name in ("triton", "torch_extensions", "huggingface", "llmctl")]
     assert caches("at_home", environ={"HOME": str(tmp_path / "at_home")}) == [None] * 4
-    told = caches("told", env=(("TRITON_CACHE_DIR", "/mine"),), environ={"HF_HOME": "/ours"})
-    assert (told[0], told[2]) == ("/mine", "/ours")
+    given = caches("given", env=(("TRITON_CACHE_DIR", "/mine"),), environ={"HF_HOME": "/ours"})
+    assert (given[0], given[2]) == ("/mine", "/ours")
     (tmp_path / "user" / ".cache" / "huggingface").mkdir(parents=True)
     logged_in = caches("logged_in", environ={"HOME": str(tmp_path / "user")})
     assert logged_in[0] is not None
@@ -130,8 +131,8 @@ SETUP = ('export ADDED="inside:${IMAGES-}"', "OTHER='a b'; export OTHER")
 
 
 @pytest.mark.parametrize("runtime", ["enroot", "apptainer", "pyxis"])
-def test_lines_of_the_profile_run_inside_the_container(tmp_path, runtime):
-    """Outside there is IMAGES, which enroot does not hand on: where the lines run shows in what they see."""
+def test_container_setup_lines_run_inside_the_container(tmp_path, runtime):
+    """IMAGES is unset inside, because enroot does not pass it on."""
     site = ContainerProfile(runtime=runtime, setup=SETUP)
     profile = ClusterProfile(name="site", scheduler="slurm", container=site)
     stage = run_job(tmp_path, profile, launcher="torchrun", environ={"IMAGES": "outside"})
@@ -141,18 +142,18 @@ def test_lines_of_the_profile_run_inside_the_container(tmp_path, runtime):
 
 
 @pytest.mark.parametrize("runtime", ["enroot", "apptainer", "pyxis"])
-def test_a_visitor_finds_them_too(tmp_path, runtime):
+def test_container_setup_lines_run_for_an_attached_command_too(tmp_path, runtime):
     site = ContainerProfile(runtime=runtime, setup=SETUP)
     profile = ClusterProfile(name="site", scheduler="slurm", runs_root=str(tmp_path), container=site)
     plan = ContainerPlan(runtime, "/image.sqsh", None, (), site)
     script = interactive_script(profile, FOLDERS, PYTHON, on_cpu=False, container=plan)
     environ = {"PATH": f"{LAUNCHERS}:/usr/bin:/bin", "HOME": str(tmp_path), "LLMCTL_RECORD": str(tmp_path)}
     argv = ["bash", "-c", script, "bash", "bash", "-c", 'printf "%s|" "$ADDED" "$OTHER" "$@"', "bash", "a  b"]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout == "inside:|a b|a  b|"
 
 
-def test_gcp_a3_leaves_the_library_path_of_the_image_alone():
+def test_gcp_a3_keeps_the_library_path_of_the_image():
     profile = load_profile(FOLDERS, "gcp-a3")
     script = render_case(
         profile.model_copy(update={"runs_root": "/runs"}), JobSpec(name="gpt", container="ubuntu")

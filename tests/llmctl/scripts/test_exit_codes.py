@@ -1,10 +1,9 @@
-"""Exit code of a job: that of the first rank that failed by itself, for every launcher."""
+"""Exit code of a job: that of the first rank that failed by its own fault."""
 
 from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,11 +15,11 @@ from llmctl.cli.main import main
 from llmctl.site.job import JobSpec
 from tests.llmctl.scripts.script_cases import CASES, RUN_ID, ScriptCase, render_case
 from tests.llmctl.scripts.test_run import Stage
+from tests.waiting import wait_for
 from trainer.process.failure import PeerFailedError, record_failure
 from trainer.process.run_directory import RunDirectory
 
-LAUNCHERS_CODE = 1
-# Stand-in for the python of a job: as torchrun, or as a rank, it fails after records are there.
+# Stand-in for the Python of a job: as torchrun or as a rank, it copies the error records and then fails.
 FAILING_PYTHON = """\
 #!/usr/bin/env bash
 mkdir -p "$LLMCTL_RUN_DIR/attempts/$LLMCTL_ATTEMPT/errors"
@@ -40,7 +39,7 @@ def all_refuse(run: RunDirectory) -> None:
 
 def one_refuses(run: RunDirectory) -> None:
     lose_peers(run, 0)
-    # A message may hold anything, also what is looked for.
+    # A message may hold any text, even the text that the search looks for.
     record_failure(run, 1, "rank 1", 0, ValueError('"consequence": false, "time": 1, "exit_code": 2}'), exit_code=3)
     lose_peers(run, 2)
 
@@ -57,11 +56,11 @@ def nobody_knows_why(run: RunDirectory) -> None:
 
 
 WHAT = {all_refuse: (1, 3), one_refuses: (137, 3), one_breaks_before_one_refuses: (3, 1), nobody_knows_why: (137, 137)}
-"""Error files of the ranks -> (the launcher's exit code, the job's)."""
+"""Error files of the ranks -> (exit code of the launcher, exit code of the job)."""
 
 
 def code_of_job(case: ScriptCase, launchers_code: int, records: Path, folder: Path) -> tuple[int, int]:
-    """Exit code of the job, which exit.json must hold too."""
+    """Exit code of the job; exit.json must have the same code."""
     folder.mkdir(parents=True)
     python = folder / "failing_python"
     python.write_text(FAILING_PYTHON.format(records=records, code=launchers_code))
@@ -70,7 +69,7 @@ def code_of_job(case: ScriptCase, launchers_code: int, records: Path, folder: Pa
     modules = folder / "modules"
     modules.write_text("module() { :; }\n")
     software = profile.environment.model_copy(update={"module_init": str(modules), "setup": ()})
-    # The stand-in for "ip" knows every interface.
+    # The stand-in for "ip" gives every interface an address.
     rendezvous = profile.rendezvous.model_copy(update={"interface": "eth9"})
     changes = {"runs_root": str(folder / "runs"), "environment": software, "rendezvous": rendezvous}
     profile = profile.model_copy(update=changes)
@@ -83,7 +82,7 @@ def code_of_job(case: ScriptCase, launchers_code: int, records: Path, folder: Pa
 
 
 @pytest.mark.parametrize("what", WHAT, ids=lambda what: what.__name__)
-def test_the_first_cause_gives_the_code(tmp_path: Path, what: Callable[[RunDirectory], None]) -> None:
+def test_the_first_cause_gives_the_exit_code(tmp_path: Path, what: Callable[[RunDirectory], None]) -> None:
     records = RunDirectory(tmp_path / "recorded")
     what(records)
     launchers_code, expected = WHAT[what]
@@ -100,7 +99,7 @@ def test_the_first_cause_gives_the_code(tmp_path: Path, what: Callable[[RunDirec
     assert len(codes) >= 6
 
 
-def test_torchrun_and_a_mistake_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_with_an_error_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real torchrun, which exits with 1."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
@@ -118,10 +117,8 @@ def test_torchrun_and_a_mistake_in_the_data(tmp_path: Path, monkeypatch: pytest.
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(sections))
     assert main(["submit", "--cluster", "local", "--nodes", "2", "--run-id", "r", "c.yaml"]) == 0
-    end, ended = time.monotonic() + 120, tmp_path / "runs/r/attempts/1/exit.json"
-    while not ended.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    ended = tmp_path / "runs/r/attempts/1/exit.json"
+    wait_for(ended.exists, str(ended))
     found = json.loads(ended.read_text())
     assert (found["code"], found["reason"], found["node"]) == (3, "failed", socket.gethostname())
     log = (tmp_path / "runs/r/attempts/1/rank-00000.log").read_text()

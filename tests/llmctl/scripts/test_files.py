@@ -1,4 +1,4 @@
-"""Files that job scripts and the supervisor read: messages of another machine, and secrets."""
+"""Files that job scripts and the supervisor read: requests from another machine, and secrets."""
 
 import subprocess
 from pathlib import Path
@@ -6,14 +6,15 @@ from pathlib import Path
 from llmctl.site.job import JobSpec
 from tests.llmctl.scripts.script_cases import CASES, IMAGE, RUN_ID, install, render_case
 from tests.llmctl.scripts.test_run import PYTHON, write_secret
+from tests.waiting import HANG_S
 
 
 def case_called(name):
     return next(case for case in CASES if str(case) == name)
 
 
-def test_folders_are_read_before_a_file_in_them_is_looked_for(tmp_path):
-    """A network file system caches the absence of a file for up to a minute, unless its folder is read."""
+def test_a_folder_is_listed_before_a_file_in_it_is_checked(tmp_path):
+    """Reading the folder updates a network file system's cache of absent files."""
     program = (
         "import os, sys\n"
         "read = os.listdir\n"
@@ -26,23 +27,23 @@ def test_folders_are_read_before_a_file_in_them_is_looked_for(tmp_path):
     looks = [guard.stdout.readline() for _ in range(3)]
     assert looks == [f"{tmp_path}\n".encode()] * 3
     (tmp_path / ".end").touch()
-    assert guard.wait(30) == 128 + 15
+    assert guard.wait(HANG_S) == 128 + 15
 
 
-def test_a_node_that_does_not_see_the_secrets_says_which_folder_it_must_see(tmp_path):
+def test_a_node_without_the_secrets_names_the_folder_that_must_be_shared(tmp_path):
     profile = case_called("slurm__torchrun").profile().model_copy(update={"runs_root": str(tmp_path)})
     rendered = render_case(profile, JobSpec(name="c", secrets=("TOKEN",), command=("true",)))
     run_dir = tmp_path / RUN_ID
     script = install(rendered, run_dir)
     (run_dir / "attempts/1").mkdir(parents=True)
-    done = subprocess.run(["bash", script, "node", "1", "-", "-", "0"], timeout=30, check=False)
+    done = subprocess.run(["bash", script, "node", "1", "-", "-", "0"], timeout=HANG_S, check=False)
     assert done.returncode == 1
-    said = (run_dir / "attempts/1/node-00000.log").read_text()
-    assert f"Nodes must see {tmp_path}/.secrets: is runs_root on a file system that they share?" in said
+    log = (run_dir / "attempts/1/node-00000.log").read_text()
+    assert f"Nodes must see {tmp_path}/.secrets: is runs_root on a file system that they share?" in log
 
 
-def test_a_rank_in_an_image_without_python_has_log_secrets_and_where_to_meet(tmp_path):
-    """pyxis starts the container before anything of ours runs, and an image may hold no Python but the trainer's."""
+def test_a_rank_in_an_image_without_python_has_log_secrets_and_rendezvous(tmp_path):
+    """pyxis starts the container before the supervisor runs, and an image may have only the trainer's Python."""
     profile = case_called("slurm-pyxis__srun_in_image").profile().model_copy(update={"runs_root": str(tmp_path)})
     job = JobSpec(name="gpt", nodes=2, launcher="srun", container=IMAGE, secrets=("TOKEN",))
     secrets = write_secret(tmp_path / "secrets", "a b\n'c'")
@@ -54,11 +55,11 @@ def test_a_rank_in_an_image_without_python_has_log_secrets_and_where_to_meet(tmp
     environ = {"PATH": "/usr/bin:/bin", "LLMCTL_RECORD": str(tmp_path / "records"), "SLURM_STEP_ID": "0"}
     environ |= {"LLMCTL_RUN_DIR": str(run_dir), "LLMCTL_ATTEMPT_DIR": str(run_dir / "attempts/1")}
     environ |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001", "SLURM_PROCID": "9"}
-    subprocess.run(["bash", script, "inside"], env=environ, timeout=30, check=True)
+    subprocess.run(["bash", script, "inside"], env=environ, timeout=HANG_S, check=True)
     found = (tmp_path / "records/environment.0").read_bytes().split(b"\0")
     wanted = {b"MASTER_PORT=20001", b"MASTER_ADDR=10.0.0.1", b"NODE_RANK=1", b"TOKEN=a b\n'c'", b"NNODES=2"}
     assert wanted <= set(found)
     assert (run_dir / "attempts/1/node-00001.log").exists()
     secrets.unlink()
-    assert subprocess.run(["bash", script, "inside"], env=environ, timeout=30, check=False).returncode == 1
+    assert subprocess.run(["bash", script, "inside"], env=environ, timeout=HANG_S, check=False).returncode == 1
     assert "has no file of the secrets" in (run_dir / "attempts/1/node-00001.log").read_text()

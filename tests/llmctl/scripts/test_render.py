@@ -1,4 +1,4 @@
-"""Job scripts: whole texts that are reviewed as a diff, and quoting that bash itself confirms.
+"""Job scripts: goldens that are reviewed as a diff, and quoting that bash itself confirms.
 
 ``LLMCTL_REFRESH_GOLDEN=1 python -m pytest tests/llmctl/scripts/test_render.py`` refreshes tests/golden.
 """
@@ -16,13 +16,12 @@ from jinja2 import Environment, FileSystemLoader, meta
 
 from llmctl import __version__
 from llmctl.backends.base import JobRequest
-from llmctl.backends.local import BACKEND
 from llmctl.errors import ConfigFileError
-from llmctl.paths import UserFolders, bundled
+from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile
-from llmctl.submit import render
-from llmctl.submit.render import RunLayout, interactive_script
+from llmctl.submit.render import interactive_script, render
+from llmctl.submit.request import JobPlan, RunLayout
 from tests.llmctl.scripts import script_cases
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -62,11 +61,11 @@ CASES = {
 
 def script_of(case: str) -> str:
     job, profile, place = CASES[case]
-    return render.render(job, profile, place, FOLDERS, request_of(job, profile, place), BACKEND).script
+    return render(plan_of(job, profile, place)).script
 
 
-def request_of(job: JobSpec, profile: ClusterProfile, place: RunLayout) -> JobRequest:
-    return JobRequest(
+def plan_of(job: JobSpec, profile: ClusterProfile, place: RunLayout, folders: UserFolders = FOLDERS) -> JobPlan:
+    request = JobRequest(
         profile=profile,
         job_name=place.run_id,
         run_dir=str(place.run_dir),
@@ -75,6 +74,7 @@ def request_of(job: JobSpec, profile: ClusterProfile, place: RunLayout) -> JobRe
         gpus_per_node=len(place.gpus[0]) if place.gpus else 0,
         time_s=job.time_s,
     )
+    return script_cases.plan_of(job, place, request, folders)
 
 
 WHOLE = {
@@ -87,7 +87,7 @@ WHOLE = {
     "lsf__torchrun": ("lsf__mpirun",),
     "ssh__torchrun": ("ssh__mpirun",),
 }
-"""Scripts that are kept whole -> those of which the difference to it is kept. Of every site there is the head."""
+"""Scripts that are stored whole -> scripts stored as a difference to them. The head of every site is stored too."""
 MAX_GOLDEN_LINES = 4000
 MIN_DISTINCT_SHARE = 0.3
 MAX_SCRIPT_LINES = 80
@@ -98,7 +98,7 @@ def without_version(script: str) -> str:
 
 
 def head_of(cluster: str) -> str:
-    """Of each launcher the directives, and of the last one what it sets: the words in which sites differ."""
+    """Lines in which sites differ: directives for each launcher, and variables of the last."""
     found = [case for case in script_cases.CASES if case.cluster == cluster and not case.in_container]
     head: list[str] = []
     lines: list[str] = []
@@ -125,7 +125,7 @@ def check_golden(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("whole", WHOLE)
-def test_the_script_of_every_scheduler_and_launcher_is_the_one_reviewed(whole: str) -> None:
+def test_the_script_of_every_scheduler_and_launcher_equals_its_golden(whole: str) -> None:
     script = text_of(whole)
     check_golden(GOLDEN / f"{whole}.sh", script)
     for name in WHOLE[whole]:
@@ -134,12 +134,12 @@ def test_the_script_of_every_scheduler_and_launcher_is_the_one_reviewed(whole: s
 
 
 @pytest.mark.parametrize("cluster", script_cases.CLUSTERS)
-def test_the_head_of_every_site_is_the_one_reviewed(cluster: str) -> None:
+def test_the_head_of_every_site_equals_its_golden(cluster: str) -> None:
     check_golden(GOLDEN / f"{cluster}.head", head_of(cluster))
 
 
 @pytest.mark.parametrize("case", script_cases.CASES, ids=str)
-def test_every_script_is_a_page_that_bash_reads(case: script_cases.ScriptCase) -> None:
+def test_every_script_fits_a_page_and_is_valid_bash(case: script_cases.ScriptCase) -> None:
     script = case.rendered().script
     assert len(script.splitlines()) <= MAX_SCRIPT_LINES
     read = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
@@ -148,7 +148,7 @@ def test_every_script_is_a_page_that_bash_reads(case: script_cases.ScriptCase) -
     assert "{{" not in script
 
 
-def test_goldens_are_few_and_no_two_say_the_same() -> None:
+def test_goldens_are_few_and_no_two_are_equal() -> None:
     paths = [path for path in GOLDEN.rglob("*") if path.is_file()]
     assert {path.name for path in paths} == {
         *(f"{name}.sh" for name in WHOLE),
@@ -162,12 +162,12 @@ def test_goldens_are_few_and_no_two_say_the_same() -> None:
 
 @pytest.mark.programs("shellcheck")
 @pytest.mark.parametrize("scheduler", ["local", "lsf", "pbs", "sge", "slurm", "ssh"])
-def test_shellcheck_has_nothing_to_say(scheduler: str, tmp_path: Path) -> None:
+def test_shellcheck_finds_no_problem(scheduler: str, tmp_path: Path) -> None:
     texts = {case: script_of(case) for case in CASES} if scheduler == "local" else {}
     seen = set()
     for case in script_cases.CASES:
         profile = case.profile()
-        # What profiles of one scheduler differ in is words, but for these.
+        # Profiles of one scheduler differ only in quoted values, except for these.
         kind = (case.launcher, case.in_container and profile.container.runtime, bool(profile.rendezvous.port_rule))
         if profile.scheduler == scheduler and kind not in seen:
             seen.add(kind)
@@ -181,7 +181,7 @@ def test_shellcheck_has_nothing_to_say(scheduler: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bash_reads_it_and_nothing_is_traced(case: str) -> None:
+def test_scripts_are_valid_bash_without_trace_output(case: str) -> None:
     script = script_of(case)
     assert len(script.splitlines()) <= MAX_SCRIPT_LINES
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
@@ -193,7 +193,7 @@ def test_the_same_job_is_rendered_to_the_same_bytes() -> None:
     assert script_of("local__two_nodes_on_gpus") == script_of("local__two_nodes_on_gpus")
 
 
-def test_bash_gives_back_what_was_put_in(tmp_path: Path) -> None:
+def test_bash_returns_every_quoted_value_unchanged(tmp_path: Path) -> None:
     profile = ClusterProfile(name="local", scheduler="local", runs_root="/runs", env={"X": NASTY})
     script = interactive_script(
         profile, FOLDERS, f"{tmp_path}/{NASTY}/python", on_cpu=True, env=(("Y", f"{NASTY}\nsecond\\"),)
@@ -216,34 +216,32 @@ def test_a_variable_that_is_not_supplied_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigFileError, match=r"templates/local.sh.j2:1: 'run_idd' is undefined; valid names: .*run_id"
     ):
-        render.render(job, profile, place, folders, request_of(job, profile, place), BACKEND)
+        render(plan_of(job, profile, place, folders))
 
 
-def test_the_users_own_template_goes_before_ours(tmp_path: Path) -> None:
+def test_a_template_of_the_user_takes_precedence(tmp_path: Path) -> None:
     folders = UserFolders(home=tmp_path, config=tmp_path, state=tmp_path)
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "local.sh.j2").write_text("echo {{ env | map('last') | list | last }}\n")
     job, profile, place = CASES["local__two_nodes_on_cpu"]
-    rendered = render.render(
-        replace(job, env=(("X", NASTY),)), profile, place, folders, request_of(job, profile, place), BACKEND
-    )
+    rendered = render(plan_of(replace(job, env=(("X", NASTY),)), profile, place, folders))
     assert rendered.script == "echo 'a b'\"'\"'$(x)'\n"
 
 
-def test_only_the_sites_own_lines_are_taken_unquoted() -> None:
+def test_only_lines_of_the_site_are_unquoted() -> None:
     parser = Environment(
-        loader=FileSystemLoader(bundled("templates")), comment_start_string="{*", comment_end_string="*}"
+        loader=FileSystemLoader(BUNDLED / "templates"), comment_start_string="{*", comment_end_string="*}"
     )
     parser.filters["raw"] = str
-    texts = {path.name: path.read_text() for path in bundled("templates").glob("*.j2")}
+    texts = {path.name: path.read_text() for path in (BUNDLED / "templates").glob("*.j2")}
     for text in texts.values():
         meta.find_undeclared_variables(parser.parse(text))
     unquoted = {line.strip() for text in texts.values() for line in text.splitlines() if "raw }}" in line}
-    # Directives are plain words, made by the backends, and lines of the profile's author too.
+    # Directives are plain words of the backends, and lines of the profile's author.
     directives = {f"{prefix} {{{{ line | raw }}}}" for prefix in ("#SBATCH", "#PBS", "#BSUB", "#$")}
     own_words = {line for line in unquoted if "line | raw" not in line}
     assert unquoted - directives - own_words == {"{{ line | raw }}"}
-    # These are words of the templates themselves.
+    # These are values that the templates set themselves.
     names = set(re.findall(r"{{ (\w+) \| raw }}", "\n".join(own_words)))
     assert names == {"job_id", "job_number", "pad", "supervisor"}
     stated = {name for text in texts.values() for name in re.findall(r"{% set (\w+) = (?!.*profile|.*job\.)", text)}
@@ -251,7 +249,7 @@ def test_only_the_sites_own_lines_are_taken_unquoted() -> None:
 
 
 def test_no_line_of_a_value_looks_like_a_directive() -> None:
-    """Grid Engine obeys "#$" at the beginning of any line of a script."""
+    """Grid Engine reads "#$" at the beginning of any line of a script as a directive."""
     value = "a\n#$ -N hijacked\n#SBATCH --nodes=9\n#PBS -N x\n#BSUB -J x\n"
     for case in script_cases.CASES:
         rendered = case.rendered(env=(("NOTE", value),), command=("echo", value, f"{value}'"))

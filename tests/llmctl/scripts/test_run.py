@@ -19,6 +19,7 @@ from llmctl.site.job import JobError, JobSpec
 from llmctl.site.profile import ClusterProfile, ContainerProfile, EnvironmentProfile, load_profile
 from llmctl.submit.render import RenderedJob, interactive_script
 from tests.llmctl.scripts.script_cases import CASES, FOLDERS, IMAGE, RUN_ID, ScriptCase, install, render_case
+from tests.waiting import HANG_S
 
 LAUNCHERS = Path(__file__).parents[2] / "standins" / "launchers"
 PYTHON = str(LAUNCHERS / "python")
@@ -74,7 +75,7 @@ class Stage:
             env=environ,
             cwd=home,
             capture_output=True,
-            timeout=60,
+            timeout=HANG_S,
             check=False,
         )
 
@@ -105,14 +106,14 @@ def run_case(case: ScriptCase, folder: Path) -> None:
     is_ssh = profile.scheduler == "ssh"
     job = JobSpec(
         name="gpt",
-        # On machines behind ssh each waits for the other, which no one starts here.
+        # On machines behind ssh each job.sh waits for the others, which the test does not start.
         nodes=1 if is_ssh else 2,
         launcher=case.launcher,
         container=IMAGE if case.in_container else None,
         secrets=("TOKEN",),
     )
     site = profile.container.model_copy(update={"image_folder": str(folder / "images")})
-    # The stand-in for "ip" knows every interface.
+    # The stand-in for "ip" gives every interface an address.
     rendezvous = profile.rendezvous.model_copy(update={"interface": profile.rendezvous.interface or "eth9"})
     profile = profile.model_copy(update={"container": site, "rendezvous": rendezvous})
     secrets = write_secret(folder / "secrets")
@@ -134,10 +135,10 @@ def check_case(case: ScriptCase, profile: ClusterProfile, stage: Stage, run_dir:
     trainer = [b"-m", b"trainer", b"pretrain", b"--config", os.fsencode(run_dir / "config.yaml")]
     assert command[-5:] == trainer
     if case.launcher == "torchrun":
-        told = dict(zip(command[2:-5:2], command[3:-5:2], strict=True))
+        options = dict(zip(command[2:-5:2], command[3:-5:2], strict=True))
         assert command[:2] == [b"-m", b"torch.distributed.run"]
-        assert (told[b"--nnodes"], told[b"--nproc-per-node"]) == (str(nodes).encode(), str(ranks).encode())
-        assert (told[b"--master-addr"], told[b"--master-port"]) == (b"10.0.0.1", port.encode())
+        assert (options[b"--nnodes"], options[b"--nproc-per-node"]) == (str(nodes).encode(), str(ranks).encode())
+        assert (options[b"--master-addr"], options[b"--master-port"]) == (b"10.0.0.1", port.encode())
     else:
         assert command == trainer
     for name, value in {**profile.env, "TOKEN": SECRET, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": port}.items():
@@ -165,12 +166,12 @@ def check_case(case: ScriptCase, profile: ClusterProfile, stage: Stage, run_dir:
 
 
 def test_every_script_starts_the_trainer_on_the_first_node(tmp_path):
-    """Most of a script's time is waiting: many at once."""
+    """Many scripts at once, because a script mostly waits."""
 
     def outcome(case: ScriptCase) -> str:
         try:
             run_case(case, tmp_path / str(case))
-        except Exception as error:  # noqa: BLE001 (all of them are told together)
+        except Exception as error:  # noqa: BLE001 (all failures are reported together)
             return f"{case}: {type(error).__name__}: {error}"
         return ""
 
@@ -198,7 +199,7 @@ PIECES = [
         "EOF",
     ),
 ]
-# Some are called like variables of the scripts.
+# Some have the names of variables of the scripts.
 NAMES = [
     *(
         "attempt_dir",
@@ -243,7 +244,7 @@ def hostile_text(rng: random.Random, *, without: str = "") -> str:
 
 
 def hostile_folder(rng: random.Random) -> str:
-    """A path's component: what runs_root may hold (see submit_checks.check_runs_root)."""
+    """A path's component with characters that runs_root may have (see submit/checks.py)."""
     text = hostile_text(rng, without=":/\n\r\t\x01\x7f\u2028")
     return f"{rng.choice('- ~*')}{text}"
 
@@ -258,7 +259,7 @@ class HostileCase:
     seed: int
 
     def run(self, folder: Path) -> int:
-        """Number of values that came back unchanged; fails if one did not."""
+        """Number of values that came back unchanged; fails if a value changed."""
         rng = random.Random(f"{self}")
         place = folder / hostile_folder(rng)
         arguments = [hostile(rng) for _ in range(WORDS)]
@@ -326,7 +327,7 @@ def hostile_cases() -> Iterator[HostileCase]:
                     yield from (HostileCase(scheduler, launcher, runtime, seed) for seed in range(ROUNDS))
 
 
-def test_a_thousand_values_come_back_as_they_were(tmp_path):
+def test_a_thousand_values_come_back_unchanged(tmp_path):
     def outcome(numbered: tuple[int, HostileCase]) -> int | str:
         number, case = numbered
         folder = tmp_path / str(number)
@@ -345,7 +346,7 @@ def test_a_thousand_values_come_back_as_they_were(tmp_path):
 
 @pytest.mark.parametrize("runtime", [None, "pyxis", "apptainer", "enroot"])
 @pytest.mark.parametrize("seed", range(3))
-def test_interactive_hands_everything_on(tmp_path, runtime, seed):
+def test_interactive_passes_every_value_on(tmp_path, runtime, seed):
     from llmctl.site.container import ContainerPlan
 
     rng = random.Random(f"{runtime} {seed}")
@@ -371,7 +372,7 @@ def test_interactive_hands_everything_on(tmp_path, runtime, seed):
         + [os.fsencode(word) for word in arguments],
         env={"PATH": f"{LAUNCHERS}:/usr/bin:/bin", "HOME": str(tmp_path), "LLMCTL_RECORD": str(tmp_path / "records")},
         cwd=tmp_path,
-        timeout=30,
+        timeout=HANG_S,
         check=True,
     )
     stage = Stage(tmp_path)

@@ -1,11 +1,11 @@
 """Templates of job.sh that a site or a user has changed."""
 
 import json
-import time
 
 import pytest
 
 from llmctl.cli.main import main
+from tests.waiting import wait_for
 
 TEMPLATE = """#!/bin/bash
 # edited by the site
@@ -35,15 +35,13 @@ def place(tmp_path, monkeypatch):
 
 
 def ended(place, attempt):
-    path, end = place / f"runs/r/attempts/{attempt}/exit.json", time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    path = place / f"runs/r/attempts/{attempt}/exit.json"
+    wait_for(path.exists, str(path))
     return json.loads(path.read_text())
 
 
 def test_a_run_keeps_its_template(place, capsys):
-    """Also where the file has gone, and where the launch line is not exec'd."""
+    """Even if the file was removed, and if the launch line does not use exec."""
     words = ["submit", "--run-id", "r", "--template", "mine.sh.j2", "--", "bash", "-c", "echo $SITE $LLMCTL_ATTEMPT"]
     assert main([*words[:1], "--dry-run", *words[1:]]) == 0
     printed = capsys.readouterr().out
@@ -53,22 +51,22 @@ def test_a_run_keeps_its_template(place, capsys):
     (place / "mine.sh.j2").unlink()
     assert main(["resume", "r"]) == 0
     assert ended(place, 2)["reason"] == "completed"
-    said = [(place / f"runs/r/attempts/{attempt}/node-00000.log").read_text() for attempt in (1, 2)]
-    assert said == ["ours 1\n", "ours 2\n"]
+    logs = [(place / f"runs/r/attempts/{attempt}/node-00000.log").read_text() for attempt in (1, 2)]
+    assert logs == ["ours 1\n", "ours 2\n"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("#!/bin/bash\nrun {{ run_idd }}\n", "mine.sh.j2:2: 'run_idd' is undefined; valid names: "),
         ("#!/bin/bash\n\n{% if %}\n", "mine.sh.j2:3: "),
         ('{% include "_ranks.sh" %}', "mine.sh.j2:1: "),
     ],
 )
-def test_what_is_wrong_with_a_template_is_said_by_file_and_line(place, capsys, text, said):
+def test_an_error_in_a_template_names_file_and_line(place, capsys, text, message):
     (place / "mine.sh.j2").write_text(text)
     assert main(["submit", "--template", "mine.sh.j2", "--dry-run", "--", "true"]) == 3
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("place")
@@ -77,7 +75,7 @@ def test_a_template_that_cannot_be_read_is_refused(capsys):
     assert "--template none.j2: cannot be read: No such file" in capsys.readouterr().err
 
 
-def test_a_part_of_the_users_own_goes_before_ours(place, capsys):
+def test_a_partial_template_of_the_user_takes_precedence(place, capsys):
     (place / "config/llmctl/templates").mkdir(parents=True)
     (place / "config/llmctl/templates/_environment.sh.j2").write_text("load_environment() { echo ours; }\n")
     assert main(["submit", "--dry-run", "--", "true"]) == 0

@@ -9,12 +9,12 @@ from llmctl.cli.main import main
 from llmctl.errors import ProfileError
 from llmctl.operate.cluster_setup import suggested_runs_root
 from llmctl.operate.interactive import check_ssh
-from llmctl.paths import UserFolders, bundled
+from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.profile import load_profile, read_layer
 from llmctl.site.profile_origins import annotated_lines, origins
 from llmctl.submit.render import interactive_script, job_environment
 
-PATHS = sorted(bundled("clusters").glob("*.yaml"))
+PATHS = sorted((BUNDLED / "clusters").glob("*.yaml"))
 NAMES = [path.stem for path in PATHS]
 WANTED = {
     *("abci", "abci3", "aws-p5", "azure-nd", "coreweave", "frontier", "gcp-a3", "juwels-booster", "leonardo", "local"),
@@ -35,7 +35,7 @@ def test_every_site_of_the_documents_has_a_profile():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_profile_agrees_with_itself(folders, name):
+def test_a_profile_is_consistent(folders, name):
     profile = load_profile(folders, name)
     assert profile.description
     chosen = profile.defaults.resource_type
@@ -61,7 +61,7 @@ def test_a_profile_agrees_with_itself(folders, name):
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_a_site_asks_for_no_place_in_the_home_directory(folders, name):
+def test_runs_root_is_never_in_the_home_directory(folders, name):
     profile = load_profile(folders, name)
     assert profile.work_area or (profile.runs_root and not profile.runs_root.startswith("~"))
     group = "grp01" if "{group}" in (profile.work_area or "") else None
@@ -99,7 +99,7 @@ def test_a_number_without_a_source_is_found():
 
 
 @pytest.mark.parametrize("path", PATHS, ids=NAMES)
-def test_every_number_has_its_source_beside_it(path):
+def test_every_number_has_its_source(path):
     text = path.read_text(encoding="utf-8")
     if path.stem == "local":
         assert (
@@ -123,7 +123,7 @@ def test_show_names_the_origin_of_every_value_and_stays_yaml(folders):
     (folders.clusters / "gcp-a3.yaml").write_text('group: g\nenv: {NCCL_ALGO: "Tree, Ring"}\nlogin: {host: a}\n')
     found = origins(folders, "gcp-a3")
     assert found["env.NCCL_ALGO"] == folders.clusters / "gcp-a3.yaml"
-    assert found["env.NCCL_PROTO"] == bundled("clusters") / "gcp-a3.yaml"
+    assert found["env.NCCL_PROTO"] == BUNDLED / "clusters" / "gcp-a3.yaml"
     assert "env" not in found and "cost.unit" not in found
     values = load_profile(folders, "gcp-a3").model_dump(mode="json")
     text = "\n".join(annotated_lines(values, {key: path.parent.name for key, path in found.items()}))
@@ -144,7 +144,7 @@ FRONTIER = [
 
 
 @pytest.mark.parametrize(("flags", "refused"), FRONTIER, ids=[flags for flags, _ in FRONTIER])
-def test_frontiers_time_goes_by_nodes_but_in_its_queue_for_long_jobs(tmp_path, monkeypatch, capsys, flags, refused):
+def test_the_time_limit_of_frontier_depends_on_nodes_except_in_extended(tmp_path, monkeypatch, capsys, flags, refused):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
@@ -161,7 +161,7 @@ LEONARDO = [
 
 
 @pytest.mark.parametrize(("flags", "refused"), LEONARDO, ids=[flags for flags, _ in LEONARDO])
-def test_leonardos_qos_have_times_of_their_own(tmp_path, monkeypatch, capsys, flags, refused):
+def test_each_qos_of_leonardo_has_its_time_limit(tmp_path, monkeypatch, capsys, flags, refused):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
@@ -175,7 +175,7 @@ def test_a_network_is_named_only_where_its_plugin_is_loaded(folders, name):
     assert "NCCL_NET" not in profile.env or profile.environment.modules or profile.environment.setup
 
 
-def test_variables_go_by_the_kind_of_node(folders):
+def test_variables_depend_on_the_resource_type(folders):
     profile = load_profile(folders, "azure-nd")
     old, new = (job_environment(profile, kind, on_cpu=False) for kind in ("nd-a100-v4", "nd-h100-v5"))
     assert old["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv4-topo.xml" and "NCCL_MIN_NCHANNELS" not in old
@@ -184,7 +184,7 @@ def test_variables_go_by_the_kind_of_node(folders):
     assert "ndv4-topo.xml" in script and "ndv5-topo.xml" not in script and "NCCL_SOCKET_IFNAME" in script
 
 
-def test_a_kind_of_node_has_no_variable_that_the_shell_cannot_name(folders):
+def test_variables_of_a_resource_type_have_valid_shell_names(folders):
     folders.clusters.mkdir(parents=True)
     (folders.clusters / "azure-nd.yaml").write_text("resource_types: {nd-a100-v4: {env: {A-B: x}}}\n")
     with pytest.raises(ProfileError, match="'A-B' cannot be the name of a variable"):
@@ -206,7 +206,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("words", "refused"), WAYS, ids=[words for words, _ in WAYS])
-def test_the_way_in_which_a_job_is_asked_for_has_limits_of_its_own(tmp_path, monkeypatch, capsys, words, refused):
+def test_interactive_jobs_and_jobs_without_a_group_have_separate_limits(tmp_path, monkeypatch, capsys, words, refused):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
@@ -219,7 +219,7 @@ def test_the_way_in_which_a_job_is_asked_for_has_limits_of_its_own(tmp_path, mon
     assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
 
 
-def test_nodes_that_ssh_does_not_lead_to_are_not_visited(folders):
+def test_attach_is_refused_for_nodes_without_ssh(folders):
     profile = load_profile(folders, "abci3")
     check_ssh({"resource_type": None}, profile)
     with pytest.raises(ProfileError, match="abci3 offers no ssh to nodes of rt_HG"):

@@ -4,7 +4,7 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.errors import ProfileError, UsageError
-from llmctl.paths import UserFolders, bundled
+from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.profile import load_profile
 from llmctl.site.profile_names import cluster_names
 
@@ -18,7 +18,7 @@ def folders(tmp_path, monkeypatch):
     return UserFolders(tmp_path, tmp_path / "config/llmctl", tmp_path / "state/llmctl")
 
 
-@pytest.mark.parametrize("path", sorted(bundled("clusters").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((BUNDLED / "clusters").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_bundled_profile_loads(folders, path):
     assert load_profile(folders, path.stem).description
 
@@ -44,24 +44,24 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), WRONG, ids=[text for text, _ in WRONG])
-def test_a_mistake_is_named_by_file_and_key(folders, text, said):
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[text for text, _ in WRONG])
+def test_an_error_names_file_and_key(folders, text, message):
     path = folders.clusters / "local.yaml"
     path.write_text(text)
     with pytest.raises(ProfileError) as caught:
         load_profile(folders, "local")
     assert caught.value.message.startswith(f"{path}: ")
-    assert [words for words in said if words not in caught.value.message] == []
+    assert [words for words in message if words not in caught.value.message] == []
     assert len(caught.value.message.splitlines()) <= 2
 
 
-def test_an_unknown_cluster_is_refused_with_those_there_are(folders):
+def test_an_unknown_cluster_is_refused_with_the_valid_names(folders):
     (folders.clusters / "lab.yaml").write_text("scheduler: local\nruns_root: /runs\n")
     with pytest.raises(UsageError, match="no cluster is called '../x'; there are .*lab, .*local"):
         load_profile(folders, "../x")
     with pytest.raises(ProfileError, match="LLMCTL_CLUSTER: no cluster is called 'no'"):
         load_profile(folders, "no", "LLMCTL_CLUSTER")
-    assert cluster_names(folders) == sorted({"lab", *(path.stem for path in bundled("clusters").glob("*.yaml"))})
+    assert cluster_names(folders) == sorted({"lab", *(path.stem for path in (BUNDLED / "clusters").glob("*.yaml"))})
 
 
 def test_the_default_cluster_comes_from_flag_environment_and_config_file(folders, monkeypatch, capsys):
@@ -80,7 +80,7 @@ def test_the_default_cluster_comes_from_flag_environment_and_config_file(folders
     assert f"{folders.config_file}: clusters: unknown key" in capsys.readouterr().err
 
 
-def test_new_writes_a_profile_that_holds_and_overwrites_none(folders, capsys):
+def test_new_writes_a_valid_profile_and_overwrites_none(folders, capsys):
     arguments = ["--scheduler", "local", "--runs-root", "/big/a 'b'", "--venv", "/v: #x", "--module", "cuda/12"]
     assert main(["clusters", "new", "lab", *arguments, "--group", "g", "--description", 'say "hi": #1']) == 0
     path = folders.clusters / "lab.yaml"
@@ -102,11 +102,11 @@ def test_new_writes_a_profile_that_holds_and_overwrites_none(folders, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["../x"], "NAME ../x"), (["a", "--scheduler", "no"], "--scheduler no")]
+    ("arguments", "message"), [(["../x"], "NAME ../x"), (["a", "--scheduler", "no"], "--scheduler no")]
 )
-def test_new_refuses_what_cannot_be(folders, capsys, arguments, said):
+def test_new_refuses_invalid_values(folders, capsys, arguments, message):
     assert main(["clusters", "new", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(folders.clusters.iterdir()) == []
 
 

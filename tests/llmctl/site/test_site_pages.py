@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from llmctl.cli.main import load_command, main, split_command
-from llmctl.paths import UserFolders, bundled
+from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.profile import load_profile
 
 PAGES = Path(__file__).parents[3] / "docs/sites"
-SITES = sorted(path.stem for path in bundled("clusters").glob("*.yaml"))
+SITES = sorted(path.stem for path in (BUNDLED / "clusters").glob("*.yaml"))
 
 
 def commands_of(site):
@@ -30,14 +30,14 @@ def prepare(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_there_is_a_page_for_every_profile_and_the_list_names_them_all():
+def test_every_profile_has_a_page_in_the_list():
     assert sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "README") == SITES
     listed = re.findall(r"\]\(([\w-]+)\.md\)", (PAGES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == SITES
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_links_between_pages_lead_somewhere(site):
+def test_links_between_pages_have_targets(site):
     text = (PAGES / f"{site}.md").read_text(encoding="ascii")
     assert f"clusters/{site}.yaml" in text
     for target in re.findall(r"\]\(([^)]+\.md)\)", text):
@@ -45,7 +45,7 @@ def test_links_between_pages_lead_somewhere(site):
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_every_command_of_a_page_is_taken(site, tmp_path):
+def test_every_command_of_a_page_is_accepted(site, tmp_path):
     commands = commands_of(site)
     named = {words[1] for words in commands}
     assert named >= {"submit", "interactive", "status", "logs", "cancel", "resume", "nodes", "doctor", "clusters"}
@@ -67,13 +67,13 @@ def test_every_command_of_a_page_is_taken(site, tmp_path):
             assert values.get("resource_type") in (None, *profile.resource_types)
 
 
-def test_a_wrong_command_would_be_noticed():
+def test_a_wrong_command_is_found():
     with pytest.raises(Exception, match="--nods"):
         load_command("submit").make_context("submit", ["--nods", "3"])
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_the_set_up_of_a_page_works_and_gives_what_a_run_needs(site, tmp_path, monkeypatch, capsys):
+def test_the_set_up_of_a_page_gives_a_profile_that_a_run_can_use(site, tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
     written = [words[1:] for words in commands_of(site) if words[1] == "clusters"]
     assert written
@@ -114,7 +114,7 @@ def test_no_page_names_a_flag_that_no_command_has():
             assert flag in known | foreign, f"{page.name}: {flag}"
 
 
-# Lines in the scripts of this site alone: the facts that a first run needs.
+# Lines that only the scripts of this site have, and that a first run needs.
 TELLING = {
     "abci3": ["#PBS -P GROUP", "#PBS -q rt_HF", "USE_SSH=1", ". /etc/profile.d/modules.sh"],
     "abci": ["#$ -l rt_F=8", "-g GROUP", "bond0"],

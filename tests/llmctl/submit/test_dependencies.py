@@ -7,7 +7,7 @@ from llmctl.cli.main import main
 PROGRAMS = {"qsub": "echo 'Your job 7 (\"x\") has been submitted'", "qstat": "true"}
 
 
-def test_grid_engine_waits_for_any_end_and_says_so_where_a_good_one_is_asked_for(tmp_path, monkeypatch, capsys):
+def test_after_on_grid_engine_waits_for_any_end_and_warns(tmp_path, monkeypatch, capsys):
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
@@ -21,10 +21,12 @@ def test_grid_engine_waits_for_any_end_and_says_so_where_a_good_one_is_asked_for
     (clusters / "bed.yaml").write_text(yaml.safe_dump({"scheduler": "sge", "runs_root": f"{tmp_path}/runs"}))
     assert main(["submit", "--cluster", "bed", "--run-id", "first", "--", "true"]) == 0
     capsys.readouterr()
-    told = {}
+    has_warned = {}
     for after in ("first", "any:first"):
         assert main(["submit", "--cluster", "bed", "--dry-run", "--after", after, "--", "true"]) == 0
         output = capsys.readouterr()
         assert "#$ -hold_jid 7\n" in output.out
-        told[after] = "--after first: bed cannot tell how a job ended: the new job starts after any end" in output.err
-    assert told == {"first": True, "any:first": False}
+        has_warned[after] = (
+            "--after first: bed cannot tell how a job ended: the new job starts after any end" in output.err
+        )
+    assert has_warned == {"first": True, "any:first": False}

@@ -1,16 +1,16 @@
-"""Leftovers of a job that ends before its ranks start, and of a submit that fails or is interrupted."""
+"""Leftovers of jobs that end before their ranks start, and of failed or interrupted submits."""
 
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from llmctl.cli.main import main
 from llmctl.runs.record import RunRecord
 from llmctl.submit import execute
-from tests.llmctl.run_directories import HANDS
+from tests.llmctl.run_directories import TRANSPORT
+from tests.waiting import wait_for
 
 CONFIG = """
 model: {num_layers: 1, hidden_size: 16, num_attention_heads: 1}
@@ -40,27 +40,21 @@ def set_up_lines(place, *lines):
     (folder / "local.yaml").write_text(json.dumps({"environment": {"setup": list(lines)}}))
 
 
-def wait_for(path, patience_s=30):
-    end = time.monotonic() + patience_s
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.02)
-    return path
-
-
 def ending(place, run_id):
-    return json.loads(wait_for(place / "runs" / run_id / "attempts/1/exit.json").read_text())
+    path = place / "runs" / run_id / "attempts/1/exit.json"
+    wait_for(path.exists, str(path))
+    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("what", [("c.yaml",), ("--", "touch", "begun")], ids=["training", "command"])
-def test_a_job_told_to_stop_before_its_ranks_begin_starts_none(place, what):
+def test_a_job_stopped_before_its_ranks_start_starts_none(place, what):
     set_up_lines(
         place,
         f"if [[ ${{LLMCTL_ATTEMPT:-}} ]]; then : >{place}/loading; until [[ -e {place}/go ]]; do sleep 0.05; done; fi",
     )
     assert main(["submit", "--run-id", "r", *what]) == 0
-    wait_for(place / "loading")
-    os.kill(RunRecord.load(place / "runs/r", HANDS).submissions[-1].jobs[0].pid, signal.SIGTERM)
+    wait_for((place / "loading").exists, "the environment")
+    os.kill(RunRecord.load(place / "runs/r", TRANSPORT).submissions[-1].jobs[0].pid, signal.SIGTERM)
     (place / "go").touch()
     end = ending(place, "r")
     assert (end["reason"], end["signal"], end["code"]) == ("stopped", "TERM", 0)
@@ -68,7 +62,7 @@ def test_a_job_told_to_stop_before_its_ranks_begin_starts_none(place, what):
     assert not (place / "runs/r/attempts/1/hostfile").exists()
 
 
-def test_secrets_are_gone_also_when_the_environment_cannot_be_loaded(place):
+def test_secrets_are_removed_if_the_environment_cannot_be_loaded(place):
     set_up_lines(place, "exit 3")
     assert main(["submit", "--run-id", "r", "--secret", "TOKEN", "--", "true"]) == 0
     assert ending(place, "r")["reason"] == "failed"
@@ -77,14 +71,14 @@ def test_secrets_are_gone_also_when_the_environment_cannot_be_loaded(place):
 
 def test_a_secret_given_by_value_is_not_repeated(capsys):
     assert main(["submit", "--secret", "TOKEN=hidden", "--", "true"]) == 2
-    said = capsys.readouterr().err
-    assert "TOKEN" in said
-    assert "hidden" not in said
+    message = capsys.readouterr().err
+    assert "TOKEN" in message
+    assert "hidden" not in message
 
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_a_submit_cut_off_before_the_start_leaves_nothing(place, capsys, monkeypatch, error):
+def test_a_submit_interrupted_before_the_start_leaves_nothing(place, capsys, monkeypatch, error):
     def cut_off(*_):
         raise error
 
@@ -96,35 +90,35 @@ def test_a_submit_cut_off_before_the_start_leaves_nothing(place, capsys, monkeyp
 
 
 @pytest.mark.usefixtures("place")
-def test_a_resume_cut_off_before_the_start_leaves_the_record_as_it_was(place, monkeypatch):
+def test_a_resume_interrupted_before_the_start_leaves_the_record_unchanged(place, monkeypatch):
     assert main(["submit", "--run-id", "r", "--", "true"]) == 0
     ending(place, "r")
-    before = RunRecord.load(place / "runs/r", HANDS)
+    before = RunRecord.load(place / "runs/r", TRANSPORT)
 
     def cut_off(*_, **__):
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(execute, "_start", cut_off)
     assert main(["resume", "r", "--set", "job.env.A=b"]) == 3
-    assert RunRecord.load(place / "runs/r", HANDS) == before
+    assert RunRecord.load(place / "runs/r", TRANSPORT) == before
 
 
-def test_the_users_variables_are_the_commands_and_not_the_scripts(place, capsys):
+def test_variables_of_the_user_reach_the_command_and_not_the_script(place, capsys):
     names = ("nodes", "code", "attempt", "agents", "signal", "secrets", "port", "node", "command", "attempt_dir")
     given = [word for name in names for word in ("--env", f"{name}=7 {name}")]
     given += ["--env", "PATH=/nowhere", "--env", "PYTHONPATH=/theirs", "--env", "LLMCTL_RUN_DIR=/not/this"]
     assert main(["submit", "--run-id", "r", *given, "--secret", "TOKEN", "--", "/usr/bin/env"]) == 0
     assert ending(place, "r") == {**ending(place, "r"), "code": 0, "reason": "completed"}
     assert main(["logs", "r", "-n", "1000"]) == 0
-    said = {line.removeprefix("[node 0] ") for line in capsys.readouterr().out.splitlines()}
+    printed = {line.removeprefix("[node 0] ") for line in capsys.readouterr().out.splitlines()}
     run_dir = place / "runs/r"
-    assert {f"{name}=7 {name}" for name in names} <= said
-    assert {"PATH=/nowhere", "TOKEN=hidden", "NNODES=1", f"LLMCTL_RUN_DIR={run_dir}"} <= said
-    assert f"PYTHONPATH={run_dir}/code:{run_dir}/code/user:/theirs" in said
+    assert {f"{name}=7 {name}" for name in names} <= printed
+    assert {"PATH=/nowhere", "TOKEN=hidden", "NNODES=1", f"LLMCTL_RUN_DIR={run_dir}"} <= printed
+    assert f"PYTHONPATH={run_dir}/code:{run_dir}/code/user:/theirs" in printed
 
 
 @pytest.mark.usefixtures("place")
-def test_a_submit_cut_off_in_the_middle_of_the_start_says_what_to_do(place, capsys, monkeypatch):
+def test_a_submit_interrupted_during_the_start_names_llmctl_status(place, capsys, monkeypatch):
     def cut_off(*_):
         raise KeyboardInterrupt
 

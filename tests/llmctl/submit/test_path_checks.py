@@ -36,7 +36,7 @@ def refused(capsys, *arguments, code):
 
 @pytest.mark.parametrize("runtime", ["pyxis", "enroot", "apptainer"])
 @pytest.mark.parametrize("letter", [":", ","])
-def test_a_folder_that_ends_a_mount_is_refused_by_its_name(bed, tmp_path, capsys, monkeypatch, runtime, letter):
+def test_a_folder_whose_name_breaks_a_mount_is_refused(bed, tmp_path, capsys, monkeypatch, runtime, letter):
     bed(container={"runtime": runtime})
     odd = tmp_path / f"a{letter}b"
     (odd / "data").mkdir(parents=True)
@@ -48,9 +48,9 @@ def test_a_folder_that_ends_a_mount_is_refused_by_its_name(bed, tmp_path, capsys
     }
     for folder, sections in given.items():
         (tmp_path / "c.yaml").write_text(yaml.safe_dump({**MODEL, **sections}))
-        said = refused(capsys, "--container", "ubuntu", str(tmp_path / "c.yaml"), code=2)
-        assert f"{runtime} cannot mount {folder}: {letter!r} ends a name there" in said
-        # What a mount of the user's shows already is not mounted by itself.
+        message = refused(capsys, "--container", "ubuntu", str(tmp_path / "c.yaml"), code=2)
+        assert f"{runtime} cannot mount {folder}: {letter!r} ends a name there" in message
+        # A folder below a mount of the user gets no separate mount.
         mount = f"{tmp_path}:{tmp_path}"
         assert (
             main(
@@ -61,17 +61,17 @@ def test_a_folder_that_ends_a_mount_is_refused_by_its_name(bed, tmp_path, capsys
         )
         capsys.readouterr()
     monkeypatch.chdir(odd)
-    said = refused(capsys, "--container", "ubuntu", "--", "true", code=2)
-    assert f"{runtime} cannot mount {odd}: {letter!r} ends a name there" in said
+    message = refused(capsys, "--container", "ubuntu", "--", "true", code=2)
+    assert f"{runtime} cannot mount {odd}: {letter!r} ends a name there" in message
 
 
 @pytest.mark.parametrize("letter", ["\n", "\t", "\x01", ":"])
-def test_runs_do_not_stand_where_job_scripts_cannot_name_them(bed, tmp_path, capsys, letter):
+def test_a_runs_root_that_scripts_cannot_name_is_refused(bed, tmp_path, capsys, letter):
     bed(runs_root=f"{tmp_path}/a{letter}b")
     assert f"cannot hold {letter!r}" in refused(capsys, "--", "true", code=3)
 
 
-def test_a_comma_in_runs_root_keeps_only_containers_out(bed, tmp_path, capsys):
+def test_a_comma_in_runs_root_excludes_only_containers(bed, tmp_path, capsys):
     bed(runs_root=f"{tmp_path}/a,b", container={"runtime": "apptainer"})
     assert "apptainer cannot mount" in refused(capsys, "--container", "ubuntu", "--", "true", code=2)
     refused(capsys, "--", "true", code=0)

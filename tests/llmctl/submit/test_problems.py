@@ -28,7 +28,7 @@ PROFILE = {
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A home with the cluster ``bed``, standing in a folder with ``c.yaml``."""
+    """A home with the cluster ``bed``; the working directory has ``c.yaml``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("LLMCTL_GROUP", raising=False)
@@ -45,36 +45,36 @@ def refused(capsys, *arguments, code):
     return capsys.readouterr().err.splitlines()
 
 
-def test_every_problem_is_told_with_the_place_it_came_from(place, capsys, monkeypatch):
+def test_every_problem_is_reported_with_its_origin(place, capsys, monkeypatch):
     monkeypatch.delenv("TOKEN", raising=False)
-    said = refused(capsys, "c.yaml", "--priority", "5", "--launcher", "mpirun", "--secret", "TOKEN", code=3)
+    messages = refused(capsys, "c.yaml", "--priority", "5", "--launcher", "mpirun", "--secret", "TOKEN", code=3)
     profile = f"{place}/config/llmctl/clusters/bed.yaml"
-    assert said[0].startswith("llmctl: cluster bed: group: is unset, and bed needs a group")
-    assert said[1].startswith("give --group G, or set LLMCTL_GROUP")
-    assert [line.partition(": ")[0] for line in said[2:]] == ["also"] * (len(said) - 2)
-    assert [line.removeprefix("also: ").split(",")[0] for line in said[2:]] == [
+    assert messages[0].startswith("llmctl: cluster bed: group: is unset, and bed needs a group")
+    assert messages[1].startswith("give --group G, or set LLMCTL_GROUP")
+    assert [line.partition(": ")[0] for line in messages[2:]] == ["also"] * (len(messages) - 2)
+    assert [line.removeprefix("also: ").split(",")[0] for line in messages[2:]] == [
         "--priority: 5 is above 0",
         f"{place}/c.yaml: job.nodes: 20 nodes are above 16",
         "cluster bed: defaults.time: 9:00:00 is above 8:00:00",
         "--secret TOKEN: is not set in your environment; export the variable first",
-        f"{place}/c.yaml: data.data_path: is unset: give the prefix of a .bin/.idx pair",
+        f"{place}/c.yaml: data.data_path: is unset: give the prefix of an indexed dataset",
     ]
-    assert f"(set in {profile})" in said[4]
+    assert f"(set in {profile})" in messages[4]
 
 
-def test_paths_are_told_together_with_the_rest(place, capsys):
+def test_path_problems_are_reported_with_the_others(place, capsys):
     config = {**CONFIG, "job": {}, "data": {"data_path": ["text"]}, "checkpoint": {"load": "gone"}}
     (place / "c.yaml").write_text(yaml.safe_dump(config))
     assert refused(capsys, "c.yaml", "--group", "g", "--time", "9:30:00", code=2) == [
         "llmctl: --time: 9:30:00 is above 8:00:00, the longest time of bed",
-        f"also: {place}/c.yaml: data.data_path: there is no {place}/text.bin; name the prefix of a .bin/.idx pair, "
+        f"also: {place}/c.yaml: data.data_path: there is no {place}/text.bin; name the prefix of an indexed dataset, "
         "which `llmctl data prepare` makes from text",
         f"also: {place}/c.yaml: checkpoint.load: there is no {place}/gone; name an existing path, or leave it out",
     ]
 
 
 @pytest.mark.usefixtures("place")
-def test_every_bad_key_of_a_commands_job_is_told(capsys):
+def test_every_bad_key_of_a_command_is_reported(capsys):
     arguments = ["--set", "job.nodes=0", "--set", "job.que=x", "--", "true"]
     first, second = refused(capsys, *arguments, code=2)
     assert first.startswith("llmctl: --set job.que: ") and "job.queue" in first
@@ -82,11 +82,11 @@ def test_every_bad_key_of_a_commands_job_is_told(capsys):
 
 
 @pytest.mark.usefixtures("place")
-def test_a_problem_of_a_default_names_the_profile_but_blames_the_flag_that_made_it_one(capsys):
-    (said,) = refused(capsys, "--group", "g", "--", "true", code=3)
-    assert said.startswith("llmctl: cluster bed: defaults.time: 9:00:00 is above 8:00:00")
-    (said,) = refused(capsys, "--group", "g", "--nodes", "2", "--", "true", code=2)
-    assert said.startswith("llmctl: --nodes: cluster bed: defaults.time: 9:00:00 is above 8:00:00")
+def test_a_problem_of_a_default_names_the_profile_and_the_flag_that_caused_it(capsys):
+    (message,) = refused(capsys, "--group", "g", "--", "true", code=3)
+    assert message.startswith("llmctl: cluster bed: defaults.time: 9:00:00 is above 8:00:00")
+    (message,) = refused(capsys, "--group", "g", "--nodes", "2", "--", "true", code=2)
+    assert message.startswith("llmctl: --nodes: cluster bed: defaults.time: 9:00:00 is above 8:00:00")
 
 
 def resolved() -> Resolved:
@@ -115,7 +115,7 @@ def test_an_error_names_the_origin(problem, kind, message):
     assert (type(error), error.message) == (kind, message)
 
 
-def test_the_first_problem_is_the_error_and_no_problem_is_told_twice():
+def test_the_first_problem_is_the_error_and_no_problem_is_repeated():
     first, second = Problem("job.time", "is wrong"), Problem("job.nodes", "is wrong\ndo this")
     error = resolved().error([first, second, first, second])
     assert isinstance(error, ConfigFileError)

@@ -1,6 +1,6 @@
 """``llmctl submit`` into a queue: stand-ins for sbatch and squeue that keep the jobs in a file.
 
-They stand in for failures that a real Slurm cannot be brought to at will; tests/schedulers has the real one.
+A real Slurm, which tests/schedulers uses, cannot be made to fail in these ways on demand.
 """
 
 import json
@@ -18,34 +18,35 @@ from llmctl.runs.record import RunIndex, RunRecord
 from llmctl.submit import execute
 from llmctl.submit.execute import QueueSubmission
 from llmctl.transport.local import LocalTransport
-from tests.llmctl.run_directories import HANDS
+from tests.llmctl.run_directories import TRANSPORT
 
 SBATCH = r"""#!/bin/bash
-# A stand-in for sbatch: `taken` is its queue, `mood` what it does once, one line per call.
+# Stand-in for sbatch: `taken` is its queue, `outcome` names the result of each call, one per line.
 here=$(dirname "$0")
 pwd >>"$here/cwd"
 printf '%s\n' "$*" >>"$here/argv"
-mood=$(head -n1 "$here/mood" 2>/dev/null); sed -i 1d "$here/mood" 2>/dev/null
+outcome=$(head -n1 "$here/outcome" 2>/dev/null); sed -i 1d "$here/outcome" 2>/dev/null
 failed="sbatch: error: Batch job submission failed"
-case $mood in
+case $outcome in
     busy) echo "$failed: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
     late)
         echo "$failed: Socket timed out on send/recv operation" >&2
-        (sleep 0.5; echo "100|PENDING|N/A||Resources|r" >>"$here/taken") </dev/null &>/dev/null &
+        echo "100|PENDING|N/A||Resources|r" >"$here/late"
         exit 1 ;;
     cut) echo "$failed: Zero bytes were transmitted or received" >&2; exit 1 ;;
     refused) echo "$failed: Invalid account or account/partition combination specified" >&2; exit 1 ;;
 esac
 id=$((100 + $(wc -l <"$here/taken")))
 name=$(sed -n 's/^#SBATCH --job-name=//p' job.sh)
-if [[ $mood != vanished ]]; then echo "$id|PENDING|N/A||Resources|$name" >>"$here/taken"; fi
-case $mood in silent|vanished) echo "sbatch: warning: something else" ;; *) echo "$id;bed" ;; esac
+if [[ $outcome != vanished ]]; then echo "$id|PENDING|N/A||Resources|$name" >>"$here/taken"; fi
+case $outcome in silent|vanished) echo "sbatch: warning: something else" ;; *) echo "$id;bed" ;; esac
 """
 SQUEUE = r"""#!/bin/bash
-# A stand-in for squeue.
+# Stand-in for squeue. A late job is in the queue after the first look.
 here=$(dirname "$0")
 if [[ -e $here/squeue_fails ]]; then echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; fi
 cat "$here/taken"
+if [[ -e $here/late ]]; then cat "$here/late" >>"$here/taken"; rm "$here/late"; fi
 """
 CONFIG = {
     "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4},
@@ -75,7 +76,7 @@ PROFILE = {
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A home with the cluster ``bed``, standing in a folder with ``c.yaml``; bin holds the stand-ins."""
+    """A home with the cluster ``bed``; the working directory has ``c.yaml``, and bin has the stand-ins."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
@@ -105,19 +106,19 @@ def submit(*arguments: str) -> int:
     return main(["submit", "--cluster", "bed", *arguments, *(() if "--" in arguments else ("--", "true"))])
 
 
-def mood(place: Path, *words: str) -> None:
-    (place / "bin/mood").write_text("".join(f"{word}\n" for word in words))
+def outcome(place: Path, *words: str) -> None:
+    (place / "bin/outcome").write_text("".join(f"{word}\n" for word in words))
 
 
 def jobs_of(place: Path, run_id: str = "r") -> list[SubmittedJob]:
-    return [job for one in RunRecord.load(place / "runs" / run_id, HANDS).submissions for job in one.jobs]
+    return [job for one in RunRecord.load(place / "runs" / run_id, TRANSPORT).submissions for job in one.jobs]
 
 
 def queued(place: Path) -> list[str]:
     return (place / "bin/taken").read_text().splitlines()
 
 
-def test_a_job_is_submitted_once_from_its_own_directory_and_its_id_is_kept(place, capsys):
+def test_a_job_is_submitted_once_from_the_run_directory_and_its_id_is_recorded(place, capsys):
     assert submit("--run-id", "r", "--nodes", "2", "--time", "2:00:00", "--json") == 0
     output = capsys.readouterr()
     document = json.loads(output.out)
@@ -138,14 +139,14 @@ def test_a_job_is_submitted_once_from_its_own_directory_and_its_id_is_kept(place
     assert [entry.job_ids for entry in RunIndex(place / "state/llmctl").entries()] == [("100",)]
 
 
-def test_the_sites_notice_is_told_once_and_again_when_it_has_changed(place, capsys):
-    told = []
+def test_a_site_message_is_shown_once_and_again_after_a_change(place, capsys):
+    shown = []
     for arguments in (["--dry-run"], ["--run-id", "a"], ["--run-id", "b"]):
         assert submit(*arguments) == 0
-        told.append("this machine closes in 2030" in capsys.readouterr().err)
+        shown.append("this machine closes in 2030" in capsys.readouterr().err)
     write_profile(place, notice="closed")
     assert submit("--dry-run") == 0
-    assert [*told, "bed: closed" in capsys.readouterr().err] == [True, True, False, True]
+    assert [*shown, "bed: closed" in capsys.readouterr().err] == [True, True, False, True]
 
 
 def test_without_a_time_the_cost_is_the_sites_default(place, capsys):
@@ -156,63 +157,63 @@ def test_without_a_time_the_cost_is_the_sites_default(place, capsys):
     assert not (place / "runs").exists()
 
 
-def test_a_refused_job_says_why_and_leaves_nothing(place, capsys):
-    mood(place, "refused")
+def test_a_refused_job_gives_the_reason_and_leaves_nothing(place, capsys):
+    outcome(place, "refused")
     assert submit("--run-id", "r") == 4
-    said = capsys.readouterr().err
-    assert "Invalid account or account/partition combination specified" in said
-    assert "trying again will not help" in said
+    message = capsys.readouterr().err
+    assert "Invalid account or account/partition combination specified" in message
+    assert "trying again will not help" in message
     assert not (place / "runs/r").exists()
     assert RunIndex(place / "state/llmctl").entries() == []
 
 
-def test_a_scheduler_that_is_away_for_a_moment_is_asked_again(place, capsys):
-    mood(place, "busy", "busy")
+def test_a_short_outage_of_the_scheduler_is_retried(place, capsys):
+    outcome(place, "busy", "busy")
     assert submit("--run-id", "r") == 0
     assert "Unable to contact slurm controller (connect failure); trying again" in capsys.readouterr().err
     assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
 
 
-def test_a_scheduler_that_stays_away_takes_nothing_and_leaves_nothing(place, capsys):
-    mood(place, *["busy"] * 9)
+def test_a_long_outage_of_the_scheduler_leaves_nothing(place, capsys):
+    outcome(place, *["busy"] * 9)
     assert submit("--run-id", "r") == 4
     assert "trying again later can help" in capsys.readouterr().err
     assert (len((place / "bin/argv").read_text().splitlines()), (place / "runs/r").exists()) == (3, False)
 
 
-def test_a_request_that_was_sent_and_not_answered_is_not_sent_again(place, capsys, monkeypatch):
-    """A controller that is busy carries it out later than its client waits."""
-    monkeypatch.setattr(execute, "SEARCH_PAUSES_S", (0.0, 2.0))
-    mood(place, "late")
+def test_a_submit_without_an_answer_is_not_repeated(place, capsys, monkeypatch):
+    """A busy controller may accept a job after its client has stopped waiting."""
+    monkeypatch.setattr(execute, "SEARCH_PAUSES_S", (0.0, 0.0))
+    outcome(place, "late")
     assert submit("--run-id", "r") == 0
     assert "found it: job 100" in capsys.readouterr().err
     assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
 
 
-def test_a_run_whose_job_may_come_yet_keeps_its_directory(place, capsys):
-    mood(place, *["cut"] * 9)
+def test_a_run_whose_job_may_still_appear_keeps_its_directory(place, capsys):
+    outcome(place, *["cut"] * 9)
     assert submit("--run-id", "r") == 4
     assert "unknown if it was submitted" in capsys.readouterr().err
     assert (len((place / "bin/argv").read_text().splitlines()), (place / "runs/r/job.sh").exists()) == (1, True)
 
 
 def test_a_job_whose_id_was_not_printed_is_found_by_its_name_and_not_submitted_again(place, capsys):
-    mood(place, "silent")
+    outcome(place, "silent")
     assert submit("--run-id", "r") == 0
-    said = capsys.readouterr().err
-    assert "searching the queue for a job called r" in said and "found it: job 100" in said
+    message = capsys.readouterr().err
+    assert "searching the queue for a job called r" in message and "found it: job 100" in message
     assert (len(queued(place)), jobs_of(place)) == (1, [SubmittedJob(LOGIN, "100")])
 
 
-def test_where_nobody_can_tell_the_run_stays_and_resume_submits_it_only_if_it_is_not_there(place, capsys):
-    mood(place, "vanished")
+def test_an_unknown_submit_keeps_the_run_and_resume_submits_only_a_missing_job(place, capsys):
+    outcome(place, "vanished")
     assert submit("--run-id", "r") == 4
-    said = capsys.readouterr().err
-    assert "llmctl status r finds a submitted job" in said and "trying again later can help" in said
+    message = capsys.readouterr().err
+    assert "llmctl status r finds a submitted job" in message and "trying again later can help" in message
     assert (jobs_of(place), len((place / "bin/argv").read_text().splitlines())) == ([], 1)
-    record = RunRecord.load(place / "runs/r", HANDS)
+    record = RunRecord.load(place / "runs/r", TRANSPORT)
     aged = [replace(one, time=one.time - 3600) for one in record.submissions]
-    replace(record, submissions=tuple(aged)).save(HANDS)
+    replace(record, submissions=tuple(aged)).save(TRANSPORT)
     (place / "bin/squeue_fails").touch()
     assert main(["resume", "r"]) in (4, 5)
     (place / "bin/squeue_fails").unlink()
@@ -225,7 +226,7 @@ def test_where_nobody_can_tell_the_run_stays_and_resume_submits_it_only_if_it_is
 
 @dataclass(frozen=True)
 class LostAnswers(LocalTransport):
-    """Fake hands: the answer of every sbatch is lost on the way, as by a connection that drops."""
+    """Fake transport: every answer of sbatch is lost, as by a broken connection."""
 
     def run(self, argv, **more):
         result = super().run(argv, **more)
@@ -248,9 +249,9 @@ def test_a_dropped_connection_is_no_reason_to_submit_twice(place):
     assert len(queued(place)) == 1
 
 
-def test_the_job_of_an_earlier_submission_is_not_taken_for_a_lost_one(place):
+def test_the_job_of_an_earlier_submission_is_not_the_lost_one(place):
     (place / "bin/taken").write_text("55|COMPLETED|N/A||None|r\n")
-    mood(place, "vanished")
+    outcome(place, "vanished")
     with pytest.raises(SubmissionLost, match="unknown if it was submitted"):
         submission(place, known=("55",)).submit(HostCommand(LOGIN, ("sbatch", "--parsable", "job.sh")))
     assert len((place / "bin/argv").read_text().splitlines()) == 1
@@ -281,24 +282,24 @@ def test_a_default_priority_that_only_operators_may_give_is_refused(place, capsy
     assert submit("--dry-run", "--priority", "0") == 0
 
 
-def test_nodes_do_not_write_over_each_others_saved_container(place, capsys):
+def test_nodes_do_not_overwrite_the_saved_container_of_another(place, capsys):
     write_profile(place, container={"runtime": "pyxis", "save": "/shared/changed.sqsh"})
     assert submit("--dry-run", "--nodes", "2", "--container", "repo/image") == 2
-    assert "--nodes: " in (said := capsys.readouterr().err) and "container.save" in said
+    assert "--nodes: " in (message := capsys.readouterr().err) and "container.save" in message
     assert submit("--dry-run", "--container", "repo/image") == 0
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_the_site_does_not_give_is_refused_before_the_queue(place, capsys, arguments, code, said):
+@pytest.mark.parametrize(("arguments", "code", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_requests_above_the_sites_limits_are_refused_before_the_queue(place, capsys, arguments, code, message):
     assert submit(*arguments) == code
     err = capsys.readouterr().err
-    assert [words for words in said if words not in err] == []
+    assert [words for words in message if words not in err] == []
     assert not (place / "bin/argv").exists()
     assert not (place / "runs").exists()
 
 
 @pytest.mark.usefixtures("place")
-def test_a_reservation_goes_by_rules_of_its_own(capsys):
+def test_a_reservation_has_separate_limits(capsys):
     assert submit("--dry-run", "--nodes", "32", "--time", "200:00:00", "--reservation", "R1") == 0
     assert submit("--dry-run", "--reservation", "R1", "--nodes", "2", "--resource-type", "part") == 2
     assert "part of a node" in capsys.readouterr().err
@@ -307,16 +308,16 @@ def test_a_reservation_goes_by_rules_of_its_own(capsys):
 def test_a_missing_group_names_the_three_ways(place, capsys, monkeypatch):
     monkeypatch.delenv("LLMCTL_GROUP")
     assert submit() == 3
-    said = capsys.readouterr().err
-    assert all(way in said for way in ("--group", "LLMCTL_GROUP", f"{place}/config/llmctl/clusters/bed.yaml"))
+    message = capsys.readouterr().err
+    assert all(way in message for way in ("--group", "LLMCTL_GROUP", f"{place}/config/llmctl/clusters/bed.yaml"))
     assert submit("--dry-run", "--group", "g2") == 0
 
 
-def test_runs_root_that_is_not_set_says_how_to_set_it(place, capsys):
+def test_a_missing_runs_root_is_refused_with_how_to_set_it(place, capsys):
     write_profile(place, runs_root=None)
     assert submit() == 3
-    said = capsys.readouterr().err
-    assert "llmctl clusters setup bed" in said and "LLMCTL_RUNS_ROOT" in said
+    message = capsys.readouterr().err
+    assert "llmctl clusters setup bed" in message and "LLMCTL_RUNS_ROOT" in message
 
 
 CONTAINERS = [
@@ -330,15 +331,15 @@ CONTAINERS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), CONTAINERS, ids=lambda value: str(value)[:60])
-def test_images_and_mounts_by_the_rules_of_pyxis(place, capsys, arguments, said):
+@pytest.mark.parametrize(("arguments", "message"), CONTAINERS, ids=lambda value: str(value)[:60])
+def test_images_and_mounts_by_the_rules_of_pyxis(place, capsys, arguments, message):
     write_profile(place, container={"runtime": "pyxis"})
     assert submit(*arguments) == 2
     err = capsys.readouterr().err
-    assert [words for words in said if words not in err] == []
+    assert [words for words in message if words not in err] == []
 
 
-def test_an_image_of_a_registry_is_kept_as_it_is_and_the_plugin_is_looked_for(place, capsys):
+def test_a_registry_image_is_passed_unchanged_and_the_plugin_is_checked(place, capsys):
     write_profile(place, container={"runtime": "pyxis"})
     image = "nvcr.io#nvidia/pytorch:25.01-py3"
     arguments = ["--container", image, "--mount", "tmpfs:/scratch", "--mount", "/tmp:/data:ro+rprivate"]
@@ -353,15 +354,15 @@ def test_an_image_of_a_registry_is_kept_as_it_is_and_the_plugin_is_looked_for(pl
     assert submit(*arguments) == 0
 
 
-def test_what_runs_images_is_looked_for_with_the_modules_of_the_profile(place, capsys):
-    """The login node cannot tell what the nodes have; but modules that it cannot load no job can."""
+def test_the_container_runtime_is_searched_with_the_modules_of_the_profile(place, capsys):
+    """A missing runtime gives a warning; a module that cannot be loaded is an error."""
     setup = 'if [ ! -e fails ]; then PATH="$PATH:$HOME_OF_MODULE"; else echo no such module >&2; false; fi || return 1'
     software = {"setup": [setup.replace("$HOME_OF_MODULE", f"{place}/module")]}
     write_profile(place, container={"runtime": "apptainer"}, environment=software)
     assert submit("--container", "ubuntu") == 0
-    said = capsys.readouterr().err
-    assert "has no apptainer; unless the compute nodes have it" in said
-    assert "environment.modules in" in said
+    message = capsys.readouterr().err
+    assert "has no apptainer; unless the compute nodes have it" in message
+    assert "environment.modules in" in message
     (place / "module").mkdir()
     (place / "module/apptainer").write_text("#!/bin/bash\n")
     (place / "module/apptainer").chmod(0o755)
@@ -374,7 +375,7 @@ def test_what_runs_images_is_looked_for_with_the_modules_of_the_profile(place, c
     assert len(queued(place)) == jobs
 
 
-def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, capsys):
+def test_after_waits_for_a_known_job_and_for_none_that_has_ended(place, capsys):
     assert submit("--run-id", "first") == 0
     assert submit("--run-id", "second", "--after", "first") == 0
     assert "#SBATCH --dependency=afterok:100" in (place / "runs/second/job.sh").read_text()
@@ -390,7 +391,7 @@ def test_after_waits_for_a_job_that_is_there_and_for_none_that_has_ended(place, 
         capsys.readouterr()
         assert submit("--dry-run", "--after", "first") == code
         assert submit("--after", "first") == code
-    assert "did not complete" in (said := capsys.readouterr().err) and "--after any:first" in said
+    assert "did not complete" in (message := capsys.readouterr().err) and "--after any:first" in message
     assert submit("--dry-run", "--after", "any:first") == 0
     assert "--dependency" not in capsys.readouterr().out
     assert submit("--cluster", "local", "--after", "first") == 2

@@ -1,4 +1,4 @@
-"""Submitting to a cluster whose login node is another machine: whose home, whose paths, whose Python.
+"""Submitting to a login node with another home, other paths and another Python.
 
 The login node is this machine with another home directory (``OtherMachine``); tests/schedulers has real ones.
 """
@@ -6,7 +6,7 @@ The login node is this machine with another home directory (``OtherMachine``); t
 import json
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ HOST = "login.example"
 
 @dataclass(frozen=True)
 class OtherMachine(LocalTransport):
-    """Fake hands: as if this machine were reached over the network, with a home of its own."""
+    """Fake transport: this machine as a remote machine with another home directory."""
 
     there: str = ""
     host = HOST
@@ -37,7 +37,7 @@ class OtherMachine(LocalTransport):
 
 
 class NoMachine:
-    """Fake hands of a machine that nobody may touch."""
+    """Fake transport to a machine that must not be accessed."""
 
     is_remote = True
     host = HOST
@@ -45,13 +45,13 @@ class NoMachine:
     def home(self) -> str:
         raise AssertionError("home was asked for")
 
-    def look_at(self, paths: list[str]) -> None:
-        raise AssertionError(f"look_at was asked for {len(paths)} paths")
+    def stat_paths(self, paths: list[str]) -> None:
+        raise AssertionError(f"stat_paths was asked for {len(paths)} paths")
 
 
 @pytest.fixture
 def context(tmp_path, monkeypatch):
-    """A laptop with the cluster ``far``; ``there`` is the home on its login node, where sbatch is a stand-in."""
+    """A laptop with the cluster ``far``; ``there`` is the home on its login node."""
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here / ".config/llmctl/clusters", there / "bin", there / "venv/bin"):
         folder.mkdir(parents=True)
@@ -74,7 +74,7 @@ def write_program(path: Path, text: str) -> None:
 
 
 def write_python(there: Path, versions: str, status: int = 0) -> None:
-    """A stand-in for the environment's Python, which answers the question for torch."""
+    """Stand-in for the environment's Python, which reports a version of torch."""
     write_program(there / "venv/bin/python", f"#!/bin/bash\necho '{versions}'\nexit {status}\n")
     (there / "venv/bin/activate").write_text("")
 
@@ -92,21 +92,20 @@ def write_profile(here: Path, **changes: object) -> None:
 
 def plan(context: Context, *settings: str, **more):
     settings = ("training.device=cpu", *settings) if not more.get("command") else settings
-    return plan_submission(context, Request("c.yaml", ("far", "--cluster"), settings=settings, run_id="r", **more))
+    return plan_submission(context, Request("c.yaml", "far", settings=settings, run_id="r", **more))
 
 
 def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
-    there, said = tmp_path / "there", []
+    there, printed = tmp_path / "there", []
     (there / "data").mkdir()
     for end in ("bin", "idx"):
         (there / f"data/t.{end}").touch()
     record = execute_plan(
         plan(context, "data.mock_data=false", "data.data_path=[~/data/t]", secrets=("TOKEN",)),
-        context,
-        said.append,
+        replace(context, tell=printed.append),
     )
     assert record.run_dir == there / "runs/r"
-    assert said == [f"{HOST}: python 3.11.4, torch 2.5.1+cu124 for GPUs (12.4)"]
+    assert printed == [f"{HOST}: python 3.11.4, torch 2.5.1+cu124 for GPUs (12.4)"]
     assert RunRecord.load(record.run_dir, context.connections["far"]).submissions == record.submissions
     assert record.cwd is None
     assert (there / "runs/r/code/trainer/__init__.py").is_file()
@@ -123,10 +122,10 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     assert not (tmp_path / "here/runs").exists()
 
 
-def test_a_refusal_there_leaves_nothing_there_and_nothing_here(context, tmp_path):
-    (tmp_path / "there/bin/mood").write_text("refused\n")
+def test_a_refused_remote_submit_leaves_nothing_on_either_machine(context, tmp_path):
+    (tmp_path / "there/bin/outcome").write_text("refused\n")
     with pytest.raises(LlmctlError, match="Invalid account"):
-        execute_plan(plan(context, secrets=("TOKEN",)), context, lambda _: None)
+        execute_plan(plan(context, secrets=("TOKEN",)), context)
     assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [".code", ".secrets"]
     assert list((tmp_path / "there/runs/.secrets").iterdir()) == []
     assert context.index.entries() == []
@@ -142,20 +141,20 @@ def test_paths_are_the_other_machines(context, tmp_path):
     assert plan(context, "data.tokenizer_model=~/t.json").record.config["data"]["tokenizer_model"].endswith("t.json")
 
 
-def test_a_dry_run_touches_the_other_machine_only_for_its_home(context, tmp_path):
+def test_a_dry_run_asks_the_other_machine_only_for_its_home(context, tmp_path):
     write_profile(tmp_path / "here", runs_root="/work/runs", environment={"kind": "venv", "path": "/work/venv"})
     context.connections["far"] = NoMachine()
     dry = plan(context, dry_run=True)
     assert "/work/runs/r" in dry.rendered.script
     assert dry.warnings == (f"not checked on {HOST}: /work/runs, /work/runs/r",)
-    with pytest.raises(AssertionError, match="look_at was asked for"):
+    with pytest.raises(AssertionError, match="stat_paths was asked for"):
         plan(context)
     write_profile(tmp_path / "here")
     with pytest.raises(AssertionError, match="home was asked for"):
         plan(context, dry_run=True)
 
 
-def test_our_own_python_means_nothing_there(context, tmp_path):
+def test_the_local_python_is_not_used_on_the_other_machine(context, tmp_path):
     write_profile(tmp_path / "here", environment={})
     with pytest.raises(ProfileError, match="llmctl cannot guess the Python of login.example for the job"):
         plan(context)
@@ -171,17 +170,15 @@ def test_our_own_python_means_nothing_there(context, tmp_path):
         ("", 1, "does not start"),
     ],
 )
-def test_torch_is_asked_for_before_the_queue(context, tmp_path, versions, status, words):
+def test_torch_is_checked_before_the_queue(context, tmp_path, versions, status, words):
     write_python(tmp_path / "there", versions, status)
-    made = plan_submission(
-        context, Request("c.yaml", ("far", "--cluster"), settings=("training.device=cuda",), run_id="r")
-    )
+    made = plan_submission(context, Request("c.yaml", "far", settings=("training.device=cuda",), run_id="r"))
     with pytest.raises(ProfileError, match=words):
-        execute_plan(made, context, lambda _: None)
+        execute_plan(made, context)
     assert not (tmp_path / "there/runs").exists()
 
 
-def test_a_torch_for_cpus_will_do_on_cpus(context, tmp_path):
+def test_a_cpu_torch_is_accepted_on_cpus(context, tmp_path):
     write_python(tmp_path / "there", "3.11.4 2.5.1+cpu -")
     made = plan(context)
     transport = context.connections["far"]
@@ -189,14 +186,14 @@ def test_a_torch_for_cpus_will_do_on_cpus(context, tmp_path):
     assert str(found) == "python 3.11.4, torch 2.5.1+cpu for CPUs"
 
 
-def test_a_config_without_data_says_what_to_give(context):
+def test_a_config_without_data_is_refused_with_what_to_give(context):
     with pytest.raises((UsageError, ConfigFileError), match="data.data_path"):
         plan(context, "data.mock_data=false")
 
 
 @dataclass(frozen=True)
 class LosesRecords(OtherMachine):
-    """Fake hands: the connection drops with every record that holds a job."""
+    """Fake transport: the connection breaks at every write of a record with a job."""
 
     def write_files(self, files):
         if any(file.path.endswith("run.json") and b'"job_id"' in file.data for file in files):
@@ -204,10 +201,46 @@ class LosesRecords(OtherMachine):
         LocalTransport.write_files(files)
 
 
-def test_a_job_whose_record_could_not_be_written_is_said_to_be_submitted(context, tmp_path):
+def test_a_job_without_a_written_record_is_reported_as_submitted(context, tmp_path):
     there = tmp_path / "there"
     context.connections["far"] = LosesRecords({"PATH": f"{there}/bin:/usr/bin:/bin"}, str(there))
     with pytest.raises(RecordError, match="r was submitted as job 100, but its record could not be written"):
-        execute_plan(plan(context), context, lambda _: None)
+        execute_plan(plan(context), context)
     assert RunRecord.load(there / "runs/r", context.connections["far"]).submissions[0].jobs == ()
     assert [entry.job_ids for entry in context.index.entries()] == [("100",)]
+
+
+FOREIGN = {
+    "torch": (
+        ["iter_0000100/mp_rank_00/model_optim_rng.pt"],
+        "holds a checkpoint of Megatron-LM in the format torch, ",
+    ),
+    "torch_dist": (["iter_0000100/.metadata", "iter_0000100/__0_0.distcp"], "in the format torch_dist"),
+    "zarr": (["iter_0000100/common.pt", "iter_0000100/decoder.weight/.zarray"], "in the format zarr"),
+    "one iteration": ([".metadata", "__0_0.distcp", "common.pt"], "in the format torch_dist"),
+    "Hugging Face": (["config.json"], ""),
+    "of this trainer": (["iter_0000100/metadata.json", "iter_0000100/model_rank00000.safetensors"], ""),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_checkpoint_of_another_program_is_named_before_the_queue(context, tmp_path, name):
+    files, words = FOREIGN[name]
+    for file in files:
+        path = tmp_path / "there/start" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"model_type": "llama"}')
+    if not words:
+        plan(context, "checkpoint.load=~/start")
+    else:
+        with pytest.raises(UsageError, match=f"^--set checkpoint.load: {tmp_path}/there/start .*{words}") as caught:
+            plan(context, "checkpoint.load=~/start")
+        assert "llmctl checkpoint import" in str(caught.value)
+        assert "damaged" not in str(caught.value)
+    if name == "of this trainer":
+        plan(context, "checkpoint.save=~/start")
+        return
+    with pytest.raises(
+        UsageError, match=f"^--set checkpoint.save: {tmp_path}/there/start is a .*a folder of their own"
+    ):
+        plan(context, "checkpoint.save=~/start")

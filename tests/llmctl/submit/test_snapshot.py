@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from llmctl.errors import ConfigFileError
+from llmctl.paths import TRAINER
 from llmctl.submit import snapshot
-from llmctl.submit.snapshot import find_user_code, own_code_links, store_own_code
+from llmctl.submit.snapshot import find_user_code, send_code, store_trainer
 from llmctl.transport.local import LocalTransport
 
-HANDS = LocalTransport(
+TRANSPORT = LocalTransport(
     {
         "PATH": "/usr/bin:/bin",
         "HOME": "/nonexistent",
@@ -22,7 +23,7 @@ HANDS = LocalTransport(
 
 
 def git(folder: Path, *arguments: str) -> str:
-    done = HANDS.run(["git", "-C", str(folder), *arguments], timeout_s=30)
+    done = TRANSPORT.run(["git", "-C", str(folder), *arguments], timeout_s=30)
     assert done.exit_status == 0, done.stderr
     return done.stdout.strip()
 
@@ -43,8 +44,8 @@ def names(code) -> list[str]:
     return [name for _, name in code.files]
 
 
-def test_tracked_changed_and_untracked_files_go_along_but_not_ignored_or_deleted_ones(project, tmp_path):
-    clean = find_user_code([f"{project}/."], HANDS)
+def test_a_snapshot_has_tracked_changed_and_untracked_files_only(project, tmp_path):
+    clean = find_user_code([f"{project}/."], TRANSPORT)
     assert (names(clean), clean.diff) == ([".gitignore", "pkg/a.py"], None)
     assert clean.commit == git(project, "rev-parse", "HEAD")
     (project / "pkg" / "a.py").write_text("a = 2\n")
@@ -52,48 +53,49 @@ def test_tracked_changed_and_untracked_files_go_along_but_not_ignored_or_deleted
     (project / "pkg" / "big.log").write_text("x")
     (project / ".gitignore").unlink()
     (project / ".git/info/exclude").write_text("*.log\n")
-    changed = find_user_code([str(project / "pkg")], HANDS)
+    changed = find_user_code([str(project / "pkg")], TRANSPORT)
     assert names(changed) == ["pkg/a.py", "pkg/new file.py"]
     assert changed.commit == clean.commit
     assert changed.diff is not None
-    HANDS.put_tree(f"{tmp_path}/code/user", {name: path for path, name in changed.files})
+    TRANSPORT.put_tree(f"{tmp_path}/code/user", {name: path for path, name in changed.files})
     assert (tmp_path / "code/user/pkg/a.py").read_text() == "a = 2\n"
     (project / "pkg" / "new file.py").write_text("b = 2\n")
-    assert find_user_code([str(project / "pkg")], HANDS).diff != changed.diff
-    assert names(find_user_code([str(project)], HANDS)) == ["project/pkg/a.py", "project/pkg/new file.py"]
+    assert find_user_code([str(project / "pkg")], TRANSPORT).diff != changed.diff
+    assert names(find_user_code([str(project)], TRANSPORT)) == ["project/pkg/a.py", "project/pkg/new file.py"]
 
 
-def test_a_folder_without_git_goes_along_as_it_is(tmp_path):
+def test_a_folder_without_git_is_copied_whole(tmp_path):
     (tmp_path / "lib" / "__pycache__").mkdir(parents=True)
     (tmp_path / "lib" / "__pycache__" / "m.pyc").write_text("")
     (tmp_path / "lib" / "m.py").write_text("")
     (tmp_path / "one.py").write_text("")
-    code = find_user_code([f"{tmp_path}/lib", f"{tmp_path}/one.py"], HANDS)
+    code = find_user_code([f"{tmp_path}/lib", f"{tmp_path}/one.py"], TRANSPORT)
     assert names(code) == ["lib/m.py", "one.py"]
     assert (code.commit, code.diff) == (None, None)
 
 
-def test_what_cannot_go_along_is_refused(tmp_path, monkeypatch):
+def test_files_that_cannot_be_copied_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigFileError, match="job.code: there is no"):
-        find_user_code([f"{tmp_path}/none"], HANDS)
+        find_user_code([f"{tmp_path}/none"], TRANSPORT)
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "m.py").write_text("1234567890")
     with pytest.raises(ConfigFileError, match="would both become code/user/m.py"):
-        find_user_code([f"{tmp_path}/x/.", f"{tmp_path}/y/."], HANDS)
+        find_user_code([f"{tmp_path}/x/.", f"{tmp_path}/y/."], TRANSPORT)
     monkeypatch.setattr(snapshot, "LIMIT_MB", 1e-5)
     with pytest.raises(ConfigFileError, match="in 2 files, above the limit"):
-        find_user_code([f"{tmp_path}/x", f"{tmp_path}/y"], HANDS)
+        find_user_code([f"{tmp_path}/x", f"{tmp_path}/y"], TRANSPORT)
 
 
-def test_the_trainers_snapshot_is_addressed_by_content_and_runs(tmp_path, monkeypatch):
-    address, folder = store_own_code(tmp_path, HANDS)
-    assert store_own_code(tmp_path, HANDS) == (address, folder)
-    assert folder == tmp_path / ".code" / address
-    assert [path.name for path in folder.parent.iterdir()] == [address]
+def test_the_trainer_snapshot_is_addressed_by_content_and_runs(tmp_path, monkeypatch):
+    folder = store_trainer(tmp_path, TRANSPORT)
+    assert store_trainer(tmp_path, TRANSPORT) == folder
+    assert folder.parent == tmp_path / ".code"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert not list(folder.rglob("__pycache__"))
-    (tmp_path / "run/code").mkdir(parents=True)
-    HANDS.link(own_code_links(tmp_path / "run", address))
+    (tmp_path / "run").mkdir()
+    assert send_code(tmp_path / "run", None, TRANSPORT, with_trainer=True) == folder.name
+    assert {path.name for path in (tmp_path / "run/code").iterdir()} == {"trainer", "csrc", "supervisor", "user"}
     moved = tmp_path.with_name(f"{tmp_path.name}-moved")
     shutil.copytree(tmp_path, moved, symlinks=True)
     done = subprocess.run(
@@ -106,7 +108,7 @@ def test_the_trainers_snapshot_is_addressed_by_content_and_runs(tmp_path, monkey
     )
     assert done.stdout.strip() == str(moved / "run/code/trainer/__init__.py")
     changed = tmp_path / "changed" / "trainer"
-    shutil.copytree(snapshot.trainer_package(), changed, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(TRAINER, changed, ignore=shutil.ignore_patterns("__pycache__"))
     (changed / "__init__.py").write_text("x = 1\n")
-    monkeypatch.setattr(snapshot, "trainer_package", lambda: changed)
-    assert store_own_code(tmp_path, HANDS)[0] != address
+    monkeypatch.setattr(snapshot, "TRAINER", changed)
+    assert store_trainer(tmp_path, TRANSPORT) != folder

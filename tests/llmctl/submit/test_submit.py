@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ import yaml
 
 from llmctl.cli.main import main
 from llmctl.runs.record import RunIndex, RunRecord
-from tests.llmctl.run_directories import HANDS
+from tests.free_ports import free_ports
+from tests.llmctl.run_directories import TRANSPORT
+from tests.waiting import HANG_S, wait_for
 
 CONFIG = {
     "model": {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8},
@@ -26,7 +27,7 @@ NASTY = "a b'$(touch pwned) \"`touch pwned`\\\nlast"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A home of its own, standing in a folder with a config file ``c.yaml``."""
+    """A separate home; the working directory has a config file ``c.yaml``."""
     for name in ("CONFIG", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
@@ -44,24 +45,18 @@ def attempt_of(place: Path, run_id: str, number: int = 1) -> Path:
     return place / "runs" / run_id / "attempts" / str(number)
 
 
-def ending(place: Path, run_id: str, number: int = 1, patience_s: float = 60) -> dict:
+def ending(place: Path, run_id: str, number: int = 1) -> dict:
     path = attempt_of(place, run_id, number) / "exit.json"
-    end = time.monotonic() + patience_s
-    while not path.exists():
-        assert time.monotonic() < end, (place / "runs" / run_id / "job.log").read_text()
-        time.sleep(0.05)
+    wait_for(path.exists, (place / "runs" / run_id / "job.log").read_text)
     return json.loads(path.read_text())
 
 
-def wait_for(path: Path, patience_s: float = 30) -> None:
-    end = time.monotonic() + patience_s
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.05)
+def wait_for_file(path: Path) -> None:
+    wait_for(path.exists, str(path))
 
 
 def job_of(place: Path, run_id: str) -> int:
-    return RunRecord.load(place / "runs" / run_id, HANDS).submissions[-1].jobs[0].pid
+    return RunRecord.load(place / "runs" / run_id, TRANSPORT).submissions[-1].jobs[0].pid
 
 
 REFUSED = [
@@ -102,14 +97,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), REFUSED, ids=lambda value: str(value)[:40])
-def test_bad_flags_are_refused_in_two_lines_with_nothing_touched(place, capsys, arguments, code, said):
+@pytest.mark.parametrize(("arguments", "code", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_bad_flags_are_refused_in_two_lines_and_change_nothing(place, capsys, arguments, code, message):
     config = [] if arguments[0].endswith(".yaml") else ["c.yaml"]
     assert main(["submit", *config, *arguments]) == code
     output = capsys.readouterr()
     assert output.out == ""
     assert len(output.err.rstrip().splitlines()) <= 2
-    assert [words for words in said if words not in output.err] == []
+    assert [words for words in message if words not in output.err] == []
     assert sorted(path.name for path in place.iterdir()) == ["work"]
 
 
@@ -129,25 +124,25 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), FILES, ids=lambda value: str(value)[:40])
-def test_a_bad_config_is_refused_by_file_and_key(place, capsys, change, said):
+@pytest.mark.parametrize(("change", "message"), FILES, ids=lambda value: str(value)[:40])
+def test_a_bad_config_is_refused_with_file_and_key(place, capsys, change, message):
     Path("c.yaml").write_text(yaml.safe_dump({**CONFIG, **change}))
     assert main(["submit", "c.yaml"]) == 3
     error = capsys.readouterr().err
     assert len(error.rstrip().splitlines()) <= 2
-    assert [words for words in said if words not in error] == []
+    assert [words for words in message if words not in error] == []
     assert sorted(path.name for path in place.iterdir()) == ["work"]
 
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("root", ["/proc/nothing", "/etc/passwd/runs", "/tmp/a:b"])
-def test_a_place_that_cannot_hold_runs_is_refused(capsys, monkeypatch, root):
+def test_a_folder_that_cannot_hold_runs_is_refused(capsys, monkeypatch, root):
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", root)
     assert main(["submit", "c.yaml"]) == 3
     assert f"LLMCTL_RUNS_ROOT: {root} cannot hold the runs" in capsys.readouterr().err
 
 
-def test_without_torch_the_command_that_installs_it_is_given(place, capsys):
+def test_a_missing_torch_is_refused_with_the_install_command(place, capsys):
     folder = place / "config" / "llmctl" / "clusters"
     folder.mkdir(parents=True)
     bare = place / "python"
@@ -159,7 +154,7 @@ def test_without_torch_the_command_that_installs_it_is_given(place, capsys):
 
 
 @pytest.mark.usefixtures("place")
-def test_no_config_says_which_one_is_taken(capsys):
+def test_without_a_config_the_chosen_one_is_named(capsys):
     assert main(["submit", "--dry-run"]) == 0
     assert "bundled example" in capsys.readouterr().err
     Path("c.yaml").rename("llmctl.yaml")
@@ -167,7 +162,7 @@ def test_no_config_says_which_one_is_taken(capsys):
     assert "./llmctl.yaml" in capsys.readouterr().err
 
 
-def test_a_dry_run_is_byte_for_byte_what_is_run_and_writes_nothing(place, capsys, monkeypatch):
+def test_a_dry_run_prints_the_submitted_script_and_writes_nothing(place, capsys, monkeypatch):
     monkeypatch.setenv("TOKEN", "hidden-value")
     arguments = ["submit", "--run-id", "same", "--env", f"X={NASTY}", "--secret", "TOKEN", "--", "true"]
     assert main([*arguments[:1], "--dry-run", *arguments[1:]]) == 0
@@ -208,7 +203,7 @@ def test_a_command_runs_once_per_node_with_its_environment(place, monkeypatch):
     assert not Path("pwned").exists()
 
 
-def test_the_record_says_what_was_asked_and_where_it_came_from(place, capsys, monkeypatch):
+def test_the_record_has_the_request_and_its_origins(place, capsys, monkeypatch):
     monkeypatch.setenv("LLMCTL_GROUP", "physics")
     (place / "work" / "lib").mkdir()
     (place / "work" / "lib" / "mine.py").write_text("x = 1\n")
@@ -242,18 +237,18 @@ def test_the_record_says_what_was_asked_and_where_it_came_from(place, capsys, mo
     assert (code / "trainer" / "config" / "train_config.py").is_file()
 
 
-def test_a_failing_node_takes_the_others_along_and_gives_its_code(place):
-    program = '[ "$NODE_RANK" = 1 ] && exit 7; setsid sleep 400 & trap "" TERM; sleep 401'
+def test_a_failing_node_ends_the_others_and_gives_its_exit_code(place):
+    program = '[ "$NODE_RANK" = 1 ] && exit 7; setsid sleep 4000 & trap "" TERM; sleep 4001'
     assert main(["submit", "--nodes", "3", "--run-id", "f", "--", "bash", "-c", program]) == 0
-    end = ending(place, "f", patience_s=90)
+    end = ending(place, "f")
     assert (end["code"], end["reason"], end["signal"]) == (7, "failed", None)
     assert survivors(place / "runs" / "f") == []
 
 
-def test_a_job_told_to_stop_ends_and_says_so(place):
-    program = 'touch "$LLMCTL_RUN_DIR/ready"; sleep 400 & wait'
+def test_a_stopped_job_ends_and_records_the_signal(place):
+    program = 'touch "$LLMCTL_RUN_DIR/ready"; sleep 4000 & wait'
     assert main(["submit", "--run-id", "s", "--", "bash", "-c", program]) == 0
-    wait_for(place / "runs" / "s" / "ready")
+    wait_for_file(place / "runs" / "s" / "ready")
     os.kill(job_of(place, "s"), signal.SIGTERM)
     end = ending(place, "s")
     assert (end["code"], end["reason"], end["signal"]) == (143, "stopped", "TERM")
@@ -262,12 +257,12 @@ def test_a_job_told_to_stop_ends_and_says_so(place):
 
 
 def test_the_time_limit_ends_a_job(place):
-    assert main(["submit", "--run-id", "t", "--time", "0:0:1", "--", "sleep", "400"]) == 0
+    assert main(["submit", "--run-id", "t", "--time", "0:0:1", "--", "sleep", "4000"]) == 0
     assert ending(place, "t")["signal"] == "USR1"
     assert "asked to stop at the time limit, after 1 s" in (place / "runs" / "t" / "job.log").read_text()
 
 
-def test_killing_the_client_leaves_the_run_alone(place):
+def test_killing_llmctl_does_not_end_the_run(place):
     program = 'touch "$LLMCTL_RUN_DIR/ready"; until [ -e "$LLMCTL_RUN_DIR/go" ]; do sleep 0.1; done'
     arguments = ["submit", "--run-id", "d", "--follow", "--", "bash", "-c", program]
     client = subprocess.Popen(
@@ -278,25 +273,25 @@ def test_killing_the_client_leaves_the_run_alone(place):
         start_new_session=True,
     )
     try:
-        wait_for(place / "runs" / "d" / "ready")
+        wait_for_file(place / "runs" / "d" / "ready")
     finally:
         os.killpg(client.pid, signal.SIGKILL)
-        client.wait(30)
+        client.wait(HANG_S)
     (place / "runs" / "d" / "go").touch()
     assert ending(place, "d")["reason"] == "completed"
 
 
-def test_runs_that_start_at_once_get_ids_and_ports_of_their_own(place):
+def test_simultaneous_runs_get_different_ids_and_ports(place):
     folder = place / "config" / "llmctl" / "clusters"
     folder.mkdir(parents=True)
-    (folder / "local.yaml").write_text("rendezvous: {ports: [29720, 29724]}")
+    (folder / "local.yaml").write_text(f"rendezvous: {{ports: {list(free_ports(5))}}}")
     program = 'printf "$MASTER_PORT" >"$LLMCTL_RUN_DIR/port"; until [ -e "$GO" ]; do sleep 0.1; done'
     for number in range(3):
         arguments = ["submit", "--run-id", f"p{number}", "--env", f"GO={place}/go", "--", "bash", "-c", program]
         assert main(arguments) == 0
     try:
         for number in range(3):
-            wait_for(place / "runs" / f"p{number}" / "port", patience_s=60)
+            wait_for_file(place / "runs" / f"p{number}" / "port")
     finally:
         (place / "go").touch()
     for number in range(3):

@@ -16,7 +16,7 @@ AWAY = (
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"),
+    ("backend", "message"),
     [
         (SLURM, f"{FAILED}Unable to contact slurm controller (connect failure)"),
         (SLURM, f"{FAILED}Slurm backup controller in standby mode"),
@@ -28,12 +28,12 @@ AWAY = (
         (LSF, "Request from non-LSF host rejected\n"),
     ],
 )
-def test_what_was_never_sent_or_is_refused_may_be_sent_again(backend, said):
-    assert backend.is_transient(1, said) and backend.was_not_taken(1, said)
+def test_a_submit_that_was_never_sent_or_was_refused_may_be_repeated(backend, message):
+    assert backend.is_transient(1, message) and backend.was_not_taken(1, message)
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"),
+    ("backend", "message"),
     [
         (SLURM, f"{FAILED}Socket timed out on send/recv operation"),
         (SLURM, f"{FAILED}Zero bytes were transmitted or received"),
@@ -52,8 +52,8 @@ def test_what_was_never_sent_or_is_refused_may_be_sent_again(backend, said):
         (SGE, f'{AWAY}error: commlib error: got read error (closing "es1/qmaster/1")'),
     ],
 )
-def test_what_can_be_said_after_the_job_was_taken_is_not_sent_again(backend, said):
-    assert backend.is_transient(1, said) and not backend.was_not_taken(1, said)
+def test_a_submit_that_may_have_been_accepted_is_not_repeated(backend, message):
+    assert backend.is_transient(1, message) and not backend.was_not_taken(1, message)
 
 
 @pytest.mark.parametrize("cluster", ["slurm", "sge", "pbs", "lsf"])

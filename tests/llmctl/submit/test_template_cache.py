@@ -1,4 +1,4 @@
-"""Cache of compiled templates: never stale, never an obstacle."""
+"""Cache of compiled templates: never stale, and rendering works without it."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_copy_is_left_and_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_copy_is_stored_and_reused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fill(folder) == "old 1"
     assert len(list((folder / "__pycache__").iterdir())) == 1
 
@@ -31,13 +31,13 @@ def test_a_copy_is_left_and_taken(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert fill(folder) == "old 1"
 
 
-def test_a_changed_template_is_compiled_anew(folder: Path) -> None:
+def test_a_changed_template_is_compiled_again(folder: Path) -> None:
     fill(folder)
     (folder / "a.j2").write_text("new {{ x }}")
     assert fill(folder) == "new 1"
 
 
-def test_a_damaged_copy_is_passed_over(folder: Path) -> None:
+def test_a_damaged_copy_is_ignored(folder: Path) -> None:
     fill(folder)
     (copy,) = (folder / "__pycache__").iterdir()
     whole = copy.read_bytes()
@@ -46,7 +46,7 @@ def test_a_damaged_copy_is_passed_over(folder: Path) -> None:
         assert fill(folder) == "old 1"
 
 
-def test_nothing_is_written_where_that_is_not_wanted_or_not_possible(folder: Path) -> None:
+def test_no_copy_is_stored_if_unwanted_or_impossible(folder: Path) -> None:
     assert fill(folder, may_write=False) == "old 1"
     assert not (folder / "__pycache__").exists()
     (folder / "__pycache__").write_text("in the way")

@@ -1,6 +1,6 @@
 """The supervisor of jobs with real processes: attempts, signals, ports, leftovers, and the oldest Python.
 
-``LLMCTL_TEST_SUPERVISOR_PYTHON=/usr/bin/python3.6 python -m pytest tests/llmctl/supervisor`` takes another one.
+``LLMCTL_TEST_SUPERVISOR_PYTHON=/usr/bin/python3.6 python -m pytest tests/llmctl/supervisor`` tests another Python.
 """
 
 import ast
@@ -23,6 +23,8 @@ from llmctl.supervisor.node import rank_of_launcher
 from llmctl.supervisor.peers import Peers
 from llmctl.supervisor.rendezvous import reserve_port
 from llmctl.supervisor.settings import JobSettings
+from tests.free_ports import free_ports
+from tests.waiting import HANG_S, wait_for
 
 PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
 FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
@@ -42,7 +44,7 @@ def settings(run_dir: Path, **changes: object) -> JobSettings:
         ranks_per_node=1,
         is_training=False,
         one_process_per_rank=False,
-        ports=(29730, 29733),
+        ports=free_ports(4),
         port_rule=None,
         stop_grace_s=2,
         stop_after_s=0,
@@ -72,20 +74,12 @@ def start(run_dir: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(argv, text=True, stderr=subprocess.PIPE, start_new_session=True)
 
 
-def wait_for(path: Path) -> Path:
-    end = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.02)
-    return path
-
-
 def ending(run_dir: Path, attempt: int = 1) -> dict[str, object]:
     return json.loads((run_dir / f"attempts/{attempt}/exit.json").read_text())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_it_needs_nothing_that_python_3_6_lacks(path):
+def test_the_supervisor_runs_on_python_3_6(path):
     tree = ast.parse(path.read_text(), feature_version=(3, 6))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
@@ -99,85 +93,87 @@ def test_it_needs_nothing_that_python_3_6_lacks(path):
             assert not (isinstance(node, ast.Subscript) and ast.unparse(node.value).islower()), ast.unparse(annotation)
 
 
-def test_attempts_that_begin_at_once_get_numbers_of_their_own(tmp_path):
+def test_simultaneous_attempts_get_different_numbers(tmp_path):
     program = 'touch "$LLMCTL_HOSTFILE"\n'
     jobs = [run_job(tmp_path, program), *(start(tmp_path) for _ in range(3))]
-    assert [job.wait(60) for job in jobs] == [0] * 4
+    assert [job.wait(HANG_S) for job in jobs] == [0] * 4
     assert [ending(tmp_path, number)["reason"] for number in range(1, 5)] == ["completed"] * 4
 
 
-def test_a_job_says_who_runs_it_and_how_it_ended(tmp_path):
+def test_a_job_records_its_process_and_its_end(tmp_path):
     job = run_job(tmp_path, 'touch "$LLMCTL_HOSTFILE"; kill -SEGV $$\n')
-    assert job.wait(30) == 128 + signal.SIGSEGV
+    assert job.wait(HANG_S) == 128 + signal.SIGSEGV
     started = json.loads((tmp_path / "attempts/1/started.json").read_text())
     assert (started["pid"], started["job_id"], started["host"]) == (job.pid, "7", socket.gethostname())
     assert started["boot_id"] == processes.boot_id()
     assert (ending(tmp_path)["code"], ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == (139, "failed", None)
 
 
-def test_nothing_of_an_attempt_outlives_it(tmp_path):
+def test_no_process_outlives_its_attempt(tmp_path):
     """Neither a process with a new session nor a process with an empty environment survives."""
+    # Seconds that no other test sleeps.
+    one, two, three, four = (f"{os.getpid()}{digit}" for digit in range(4))
+    all_four = f"pgrep -f '^sleep {os.getpid()}[0-3]$'"
     program = (
         'touch "$LLMCTL_HOSTFILE"\n'
-        "setsid sleep 987 & env -i sleep 986 & (exec env -i bash -c 'sleep 985 & exec sleep 984') &\n"
-        "sleep 0.5; exit 3\n"
+        f"setsid sleep {one} & env -i sleep {two} & (exec env -i bash -c 'sleep {three} & exec sleep {four}') &\n"
+        f"until [[ $({all_four} -c) == 4 ]]; do sleep 0.05; done; exit 3\n"
     )
-    assert run_job(tmp_path, program).wait(30) == 3
-    left = subprocess.run(["pgrep", "-f", "^sleep 98[4-7]$"], capture_output=True, text=True, check=False)
-    assert left.stdout == ""
+    assert run_job(tmp_path, program).wait(HANG_S) == 3
+    assert subprocess.run(["bash", "-c", all_four], capture_output=True, check=False).stdout == b""
 
 
-def test_a_person_in_the_environment_of_a_run_is_left_alone(tmp_path):
+def test_an_attached_shell_is_not_ended_with_the_run(tmp_path):
     run_dir = tmp_path / "r"
     attached = {**os.environ, "LLMCTL_RUN_DIR": str(run_dir), "LLMCTL_ATTEMPT": "1", "LLMCTL_INTERACTIVE": "1"}
-    with subprocess.Popen(["sleep", "60"], env=attached) as person:
-        assert run_job(run_dir, 'touch "$LLMCTL_HOSTFILE"\n').wait(30) == 0
+    with subprocess.Popen(["sleep", "6000"], env=attached) as person:
+        assert run_job(run_dir, 'touch "$LLMCTL_HOSTFILE"\n').wait(HANG_S) == 0
         assert person.poll() is None
         person.kill()
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_a_job_told_to_end_saves_and_is_ended_when_it_does_not(tmp_path, is_training):
+def test_a_job_that_does_not_end_after_its_signal_is_killed(tmp_path, is_training):
     program = 'trap "" TERM; touch "$LLMCTL_HOSTFILE" "$LLMCTL_RUN_DIR/begun"; while :; do sleep 0.1; done\n'
     job = run_job(tmp_path, program, is_training=is_training, stop_grace_s=1)
-    wait_for(tmp_path / "begun")
+    wait_for((tmp_path / "begun").exists, "the command")
     began = time.monotonic()
     job.send_signal(signal.SIGTERM)
-    assert job.wait(40) == 137
-    # The seconds to save, and then the seconds until the kill.
+    assert job.wait(HANG_S) == 137
+    # The grace period to save, and then the seconds until SIGKILL.
     assert time.monotonic() - began > 10
     assert (tmp_path / "attempts/1/stop").exists()
     assert ending(tmp_path)["reason"] == ("failed" if is_training else "stopped")
 
 
 def test_a_launcher_that_must_not_be_killed_sees_its_nodes_killed_first(tmp_path):
-    """Grid Engine ends the whole job, supervisor included, when a qrsh dies."""
+    """Grid Engine ends the whole job, supervisor included, when a qrsh ends by a signal."""
     program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/.end.now ]]; do sleep 0.1; done; exit 9\n'
-    job = run_job(tmp_path, program, "--told-by", "file", is_training=True, stop_grace_s=1)
-    wait_for(tmp_path / "attempts/1/hostfile")
+    job = run_job(tmp_path, program, "--end-by", "file", is_training=True, stop_grace_s=1)
+    wait_for((tmp_path / "attempts/1/hostfile").exists, "the launcher")
     job.send_signal(signal.SIGTERM)
-    assert job.wait(40) == 9
+    assert job.wait(HANG_S) == 9
     assert (tmp_path / "attempts/1/.end").exists()
 
 
-def test_a_cancel_may_come_as_a_file_alone(tmp_path):
+def test_a_cancel_file_alone_ends_the_run(tmp_path):
     program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done\n'
     job = run_job(tmp_path, program, is_training=True, stop_grace_s=600)
-    wait_for(tmp_path / "attempts/1/hostfile")
-    (tmp_path / "attempts/1/cancel").write_text("30\n")
-    assert job.wait(30) == 0
+    wait_for((tmp_path / "attempts/1/hostfile").exists, "the launcher")
+    (tmp_path / "attempts/1/cancel").write_text("100000\n")
+    assert job.wait(HANG_S) == 0
     assert (ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == ("cancelled", "TERM")
 
 
-def test_the_time_limit_is_kept(tmp_path):
+def test_the_time_limit_stops_the_run(tmp_path):
     program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done; exit 5\n'
     job = run_job(tmp_path, program, is_training=True, stop_after_s=1)
-    assert "asked to stop at the time limit, after 1 s" in job.communicate(timeout=30)[1]
+    assert "asked to stop at the time limit, after 1 s" in job.communicate(timeout=HANG_S)[1]
     assert (job.returncode, ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == (5, "timeout", "USR1")
 
 
-def test_codes_that_mean_more_to_the_scheduler_are_not_left_with(tmp_path):
-    assert run_job(tmp_path, "exit 99\n", "--never-exit", "99,100").wait(30) == 1
+def test_exit_codes_with_a_meaning_for_the_scheduler_are_replaced(tmp_path):
+    assert run_job(tmp_path, "exit 99\n", "--never-exit", "99,100").wait(HANG_S) == 1
     assert ending(tmp_path)["code"] == 99
 
 
@@ -193,21 +189,27 @@ def test_one_job_is_one_submission(tmp_path):
     assert new_attempt(settings(tmp_path)).number == 2
 
 
-def test_ports_are_free_and_of_one_run_only(tmp_path):
-    job = settings(tmp_path, ports=(29734, 29736))
+def test_ports_are_free_and_reserved_for_one_run(tmp_path):
+    first, _ = free_ports(6)
+    job = settings(tmp_path, ports=(first, first + 2))
     with socket.socket() as listener:
-        listener.bind(("", 29735))
-        assert reserve_port(job, "1") == 29736
+        listener.bind(("", first + 1))
+        assert reserve_port(job, "1") == first + 2
     # Reserved by this process, as by another run's supervisor.
-    program = "from tests.llmctl.supervisor.test_supervisor import *; print(reserve_port(settings(Path('/')), '1'))"
-    held = reserve_port(settings(tmp_path), "1")
+    ports = (first, first + 1)
+    program = (
+        "from tests.llmctl.supervisor.test_supervisor import *; "
+        f"print(reserve_port(settings(Path('/'), ports={ports}), '1'))"
+    )
+    held = reserve_port(settings(tmp_path, ports=ports), "1")
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert held is not None and int(other.stdout) not in (held, 29736)
-    ruled = settings(tmp_path, port_rule=(29740, 3), ports=(29745, 29745))
-    assert [reserve_port(ruled, "7.server"), reserve_port(ruled, "7"), reserve_port(ruled, "7")] == [29741, 29745, None]
+    assert (held, int(other.stdout)) == (first + 1, first)
+    ruled = settings(tmp_path, port_rule=(first + 3, 3), ports=(first + 5, first + 5))
+    found = [reserve_port(ruled, job_id) for job_id in ("7.server", "7", "7")]
+    assert found == [first + 4, first + 5, None]
 
 
-def test_the_cause_gives_the_code(tmp_path):
+def test_the_cause_gives_the_exit_code(tmp_path):
     (tmp_path / "errors").mkdir()
     records = [(True, 1.0, 9), (False, 3.0, 1), (False, 2.0, 3)]
     for rank, (consequence, when, code) in enumerate(records):
@@ -218,7 +220,7 @@ def test_the_cause_gives_the_code(tmp_path):
     assert code_of_cause(str(tmp_path / "none"), 137) == 137
 
 
-def test_secrets_are_whatever_bytes(tmp_path):
+def test_secrets_can_be_any_bytes(tmp_path):
     path = tmp_path / "secrets"
     path.write_bytes(b"A\0\xff b\n\0B\0\0")
     values = read_secrets(settings(tmp_path, secrets_file=str(path)))
@@ -239,29 +241,29 @@ def test_the_innermost_launcher_knows_the_rank(environ, rank):
     assert rank_of_launcher(environ) == rank
 
 
-def test_a_rank_dies_of_a_closed_pipe_as_in_any_shell(tmp_path):
+def test_a_rank_does_not_ignore_sigpipe(tmp_path):
     (tmp_path / "attempts/1").mkdir(parents=True)
     (tmp_path / "attempts/1/job.sh").write_text("grep SigIgn /proc/$$/status\n")
-    assert run_job(tmp_path, "", "node", "1", "-", "-", "0").wait(30) == 0
+    assert run_job(tmp_path, "", "node", "1", "-", "-", "0").wait(HANG_S) == 0
     ignored = int((tmp_path / "attempts/1/node-00000.log").read_text().split()[1], 16)
     assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
 def test_one_command_per_host():
     words = ["qrsh", "-inherit", "%h", "bash", "/r u n/job.sh", "node", "1", "%n"]
-    told = {"through_shell": True, "first_here": False}
-    assert each_host.commands(words, ["a", "b"], **told)[1] == [
+    options = {"through_shell": True, "first_here": False}
+    assert each_host.commands(words, ["a", "b"], **options)[1] == [
         "qrsh",
         "-inherit",
         "b",
         "bash '/r u n/job.sh' node 1 1",
     ]
-    told = {"through_shell": False, "first_here": True}
-    first, second = each_host.commands(words, ["a", "b"], **told)
+    options = {"through_shell": False, "first_here": True}
+    first, second = each_host.commands(words, ["a", "b"], **options)
     assert (first, second[:3]) == (["bash", "/r u n/job.sh", "node", "1", "0"], ["qrsh", "-inherit", "b"])
 
 
-def test_a_machine_that_falls_silent_is_lost_and_one_that_failed_says_so(tmp_path):
+def test_a_machine_without_heartbeats_is_lost_and_a_failed_one_is_reported(tmp_path):
     job = settings(tmp_path, nodes=3, hosts=("a", "b", "c"), stop_grace_s=0)
     (tmp_path / "attempts").mkdir()
     attempt = new_attempt(job)

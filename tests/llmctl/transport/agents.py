@@ -34,7 +34,7 @@ class PipeConnection:
 
 
 class PipeRoute:
-    """Route to an agent on this machine; raises ``failures``, one by one, before it connects."""
+    """Route to an agent on this machine; raises each of ``failures`` once before it connects."""
 
     host = "login"
 

@@ -32,7 +32,7 @@ def unpack(data, step):
 
 
 @given(st.lists(VALUES, max_size=3), st.integers(1, 50))
-def test_values_come_back(values, step):
+def test_values_survive_the_round_trip(values, step):
     assert unpack(b"".join(map(pack, values)), step) == values
 
 
@@ -48,18 +48,18 @@ def test_values_come_back(values, step):
         CommandOutput(-9, b"out", b"err"),
     ],
 )
-def test_data_classes_come_back(value):
+def test_data_classes_survive_the_round_trip(value):
     assert unpack(pack([value, {"key": value}]), 1000) == [[value, {"key": value}]]
 
 
-def test_text_shrinks_and_noise_is_left_as_it_is():
+def test_text_is_compressed_and_random_bytes_are_not():
     text, noise = b"loss 1.23 at iteration 7\n" * 10_000, os.urandom(100_000)
     assert len(pack(text)) < len(text) / 10
     assert len(pack(noise)) < len(noise) + 100
     assert unpack(pack([text, noise]), 4096) == [[text, noise]]
 
 
-def test_what_is_no_frame_or_too_large_is_refused(monkeypatch):
+def test_invalid_or_too_large_frames_are_refused(monkeypatch):
     reader = FrameReader()
     reader.feed(b"Last login: today from here")
     with pytest.raises(FrameError, match="Last login"):

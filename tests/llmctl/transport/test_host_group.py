@@ -1,4 +1,4 @@
-"""Machines behind ssh, without a network: started commands, refused jobs, and several transports as one."""
+"""Machines behind ssh, without a network: commands, refused jobs, and several transports in a group."""
 
 import shutil
 import subprocess
@@ -14,12 +14,13 @@ from llmctl.paths import UserFolders
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.checks import job_problems
-from llmctl.submit.render import RunLayout, render
-from llmctl.submit.request import AskedJob, NodeSize, build_request
+from llmctl.submit.render import render
+from llmctl.submit.request import AskedJob, NodeSize, RunLayout, build_request
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.local import LocalTransport
+from tests.llmctl.scripts.script_cases import plan_of
 from trainer.planning.build_config import build_config
 
 PROFILE = ClusterProfile(name="lab", scheduler="ssh", hosts=("g1", "me@g2", "g3"), runs_root="/runs")
@@ -33,7 +34,7 @@ CONFIG = {
 
 
 class TransportBelow(LocalTransport):
-    """Transport of a stand-in for a host: paths lie below a folder of its own; the host can be unreachable."""
+    """Fake host: a transport with paths below a separate folder; can be unreachable."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__({"HOME": "/home/me"})
@@ -91,7 +92,7 @@ def test_the_script_is_bash(shared, launcher, command, tmp_path):
     place = RunLayout("r", Path("/runs/r"), 1, "python3", (), 1, Path("/tmp"), Path("/home/me/a secret"))
     request = replace(REQUEST, profile=profile, launcher=launcher)
     folders = UserFolders.from_environment({"HOME": str(tmp_path)})
-    job = render(JobSpec(name="r", nodes=2, command=command), profile, place, folders, request, BACKEND)
+    job = render(plan_of(JobSpec(name="r", nodes=2, command=command), place, request, folders))
     assert subprocess.run(["bash", "-n"], input=job.script, text=True, check=False).returncode == 0
     if shutil.which("shellcheck"):
         checked = ["shellcheck", "-s", "bash", "-S", "error", "-"]
@@ -116,19 +117,19 @@ def problems_of(job, config=None, **changes):
     return [f"{problem.key} {problem.text}" for problem in job_problems(asked, {})]
 
 
-def test_more_nodes_than_hosts_and_scattered_checkpoints_are_refused():
+def test_too_many_nodes_and_unshared_checkpoints_are_refused():
     one, two, four = (JobSpec(name="r", nodes=nodes) for nodes in (1, 2, 4))
     config = build_config(CONFIG)
     assert problems_of(four) == ["job.nodes 4 is above 3, the hosts of lab; lower it"]
     assert problems_of(one, hosts=("g1", "g1")) == ["hosts g1 is listed twice; each machine is one node"]
-    (said,) = problems_of(two, config, shared=False)
-    assert said.startswith("checkpoint.save is unset: ") and "share no runs_root" in said
+    (message,) = problems_of(two, config, shared=False)
+    assert message.startswith("checkpoint.save is unset: ") and "share no runs_root" in message
     assert problems_of(one, config, shared=False) == []
     assert problems_of(two, shared=False) == []
     assert problems_of(two, config) == []
 
 
-def test_without_a_shared_folder_all_write_and_the_first_that_has_it_answers(transport):
+def test_without_a_shared_folder_all_hosts_write_and_the_first_copy_is_read(transport):
     group = HostGroup(transport, shared=False, runs_root="/runs")
     group.write_files([FileWrite("/runs/r/run.json", b"{}")])
     transport["g3"].write_files([FileWrite("/runs/r/rank-00002.log", b"two")])
@@ -143,14 +144,14 @@ def test_without_a_shared_folder_all_write_and_the_first_that_has_it_answers(tra
     assert group.first(2).list_names(["/runs"]) == [["r"]]
 
 
-def test_a_folder_that_one_host_has_already_is_made_on_none(transport, tmp_path):
+def test_a_folder_that_exists_on_one_host_is_made_on_none(transport, tmp_path):
     transport["g3"].make_folder("/runs/r")
     with pytest.raises(FileExistsError):
         HostGroup(transport, shared=False, runs_root="/runs").make_folder("/runs/r", exclusive=True)
     assert [(tmp_path / host / "runs/r").exists() for host in transport] == [False, False, True]
 
 
-def test_shared_files_are_read_through_whoever_answers_but_never_past_a_refusal(transport, capsys):
+def test_shared_files_are_read_through_any_reachable_host_unless_refused(transport, capsys):
     for host in transport:
         transport[host].write_files([FileWrite("/runs/x", host.encode())])
     group = HostGroup(transport, shared=True, runs_root="/runs")
@@ -168,7 +169,7 @@ def test_shared_files_are_read_through_whoever_answers_but_never_past_a_refusal(
         refusing.read_parts([FileRead("/runs/x")])
 
 
-def test_a_host_out_of_reach_says_nothing_about_processes(transport):
+def test_hosts_are_found_by_their_own_name(transport):
     own = transport["g1"].inspect_processes([])
     group = HostGroup(transport, shared=True, runs_root="/runs")
     assert group.inspect_processes([]).boot_id == own.boot_id

@@ -1,4 +1,4 @@
-"""known_hosts files: names hashed by ssh-keygen of OpenSSH 9.2p1, and every kind of line of sshd(8)."""
+"""known_hosts files: names hashed by ssh-keygen of OpenSSH 9.2p1, and every kind of line in sshd(8)."""
 
 import base64
 from pathlib import Path
@@ -58,12 +58,12 @@ def test_plain_names_and_patterns(patterns, name, matches):
     assert bool(lines_for(name, f"{patterns} ssh-ed25519 {KEY}\n")) is matches
 
 
-def test_lines_that_say_nothing_are_passed_over():
+def test_empty_and_invalid_lines_are_skipped():
     text = f"\n# login ssh-ed25519 {KEY}\nlogin\nlogin ssh-ed25519 not-base64\n  login ssh-ed25519 {KEY} note\n"
     assert lines_for("login", text) == [5]
 
 
-def test_the_files_the_port_and_the_alias_that_count(tmp_path):
+def test_files_port_and_alias_of_the_lookup(tmp_path):
     (tmp_path / "a").write_text(f"login ssh-ed25519 {KEY}\n[login]:2022 ssh-ed25519 {KEY}\nalias ssh-ed25519 {KEY}\n")
     files = (str(tmp_path / "none"), str(tmp_path / "a"))
     assert [key.line for key in known_keys(SshConfig("x", "LOGIN", known_hosts=files))] == [1]
@@ -76,7 +76,7 @@ def known(blob=BLOB, marker="", kind="ssh-ed25519"):
     return [KnownKey("/kh", 7, marker, kind, blob)]
 
 
-def test_only_a_key_that_is_known_lets_the_connection_go_on():
+def test_only_a_known_key_is_accepted():
     config = SshConfig("login", "10.0.0.1")
     check_host_key(config, known(), "ssh-ed25519", BLOB)
     for keys, words in (
@@ -92,7 +92,7 @@ def test_only_a_key_that_is_known_lets_the_connection_go_on():
         assert len(caught.value.message.splitlines()) == 2 or "revoked" in caught.value.message
 
 
-def test_the_host_is_asked_for_the_key_that_is_known():
+def test_the_known_key_type_is_requested():
     offered = ["ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"]
     assert preferred_algorithms(known(kind="ssh-rsa"), offered) == [*offered[2:], *offered[:2]]
     assert preferred_algorithms(known(marker="@revoked"), offered) == offered

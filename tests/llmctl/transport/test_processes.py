@@ -11,26 +11,22 @@ from pathlib import Path
 import pytest
 
 from llmctl.transport.processes import boot_id, end_run, identify, is_alive, processes_of_run, read_stat, send_signal
+from tests.waiting import HANG_S, wait_for
+
+# A grace beyond the limit of any test: the end of the processes must end the wait.
+NEVER_S = 1e6
 
 
 @contextmanager
 def started(*argv, **env):
-    """Process in a session of its own, ended with its whole session afterwards."""
+    """Process in a separate session, which is ended with the test."""
     process = subprocess.Popen(argv, env={**os.environ, **env}, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
-
-
-def wait_for(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value
+        process.wait(HANG_S)
 
 
 def pids(identities):
@@ -38,17 +34,17 @@ def pids(identities):
 
 
 def test_an_identity_is_alive_until_it_ends_and_a_zombie_has_ended():
-    with started("sleep", "60") as process:
+    with started("sleep", "6000") as process:
         identity = identify(process.pid)
         assert is_alive(identity) is True
         process.kill()
-        wait_for(lambda: read_stat(process.pid).state == "Z")
+        wait_for(lambda: read_stat(process.pid).state == "Z", "a zombie")
         assert is_alive(identity) is False
         assert identify(process.pid) is None
 
 
 def test_a_recycled_pid_is_another_process_and_is_never_signalled():
-    with started("sleep", "60") as process:
+    with started("sleep", "6000") as process:
         now = identify(process.pid)
         for other in (replace(now, start_time=now.start_time - 1), replace(now, boot_id="an earlier start")):
             assert is_alive(other) is False
@@ -58,13 +54,13 @@ def test_a_recycled_pid_is_another_process_and_is_never_signalled():
             assert send_signal(doubtful, signal.SIGKILL) is False
         assert process.poll() is None
         assert send_signal(now, signal.SIGKILL) is True
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(HANG_S) == -signal.SIGKILL
 
 
-def test_a_name_with_spaces_and_parentheses_does_not_confuse(tmp_path):
+def test_a_name_with_spaces_and_parentheses_is_parsed(tmp_path):
     program = tmp_path / "a) R 1 (b"
     program.symlink_to("/bin/sleep")
-    with started(str(program), "60") as process:
+    with started(str(program), "6000") as process:
         assert read_stat(process.pid).parent == os.getpid()
         assert read_stat(process.pid).session == process.pid
     assert boot_id()
@@ -77,16 +73,16 @@ def run_dir(tmp_path):
     return str(path)
 
 
-def test_a_run_is_its_environment_its_session_and_its_descendants(run_dir):
-    script = "sleep 61 & (setsid sleep 62) & wait"
+def test_processes_of_a_run_by_environment_session_and_descent(run_dir):
+    script = "sleep 6100 & (setsid sleep 6200) & wait"
     with (
         started("bash", "-c", script) as leader,
-        started("sleep", "63", LLMCTL_RUN_DIR=run_dir) as worker,
-        started("sleep", "64", LLMCTL_RUN_DIR=run_dir + "-other") as neighbour,
-        started("sleep", "65", LLMCTL_RUN_DIR=run_dir, LLMCTL_INTERACTIVE="1") as attached,
-        started("sleep", "66") as unrelated,
+        started("sleep", "6300", LLMCTL_RUN_DIR=run_dir) as worker,
+        started("sleep", "6400", LLMCTL_RUN_DIR=run_dir + "-other") as neighbour,
+        started("sleep", "6500", LLMCTL_RUN_DIR=run_dir, LLMCTL_INTERACTIVE="1") as attached,
+        started("sleep", "6600") as unrelated,
     ):
-        wait_for(lambda: len(processes_of_run(run_dir, [identify(leader.pid)])) >= 4)
+        wait_for(lambda: len(processes_of_run(run_dir, [identify(leader.pid)])) >= 4, "all processes of the run")
         found = pids(processes_of_run(run_dir, [identify(leader.pid)]))
         assert {leader.pid, worker.pid} <= found
         assert not found & {neighbour.pid, attached.pid, unrelated.pid, os.getpid()}
@@ -95,66 +91,65 @@ def test_a_run_is_its_environment_its_session_and_its_descendants(run_dir):
         assert pids(processes_of_run(run_dir, [recycled])) == {worker.pid}
         job = identify(leader.pid)
         members = processes_of_run(run_dir, [job])
-        assert end_run(run_dir, [job], grace_s=0) == []
+        assert end_run(run_dir, [job], grace_s=0, kill_wait_s=HANG_S) == []
         assert not any(is_alive(member) for member in members)
         assert [other.poll() for other in (neighbour, attached, unrelated)] == [None, None, None]
 
 
 def test_a_run_started_from_within_a_run_is_another_run(run_dir):
-    script = f"LLMCTL_RUN_DIR={run_dir}-inner sleep 61 & wait"
+    script = f"LLMCTL_RUN_DIR={run_dir}-inner sleep 6100 & wait"
     with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as outer:
-        inner = wait_for(lambda: processes_of_run(run_dir + "-inner"))
+        inner = wait_for(lambda: processes_of_run(run_dir + "-inner"), "the inner run")
         found = pids(processes_of_run(run_dir))
         assert outer.pid in found
         assert not found & pids(inner)
 
 
-def test_ending_gives_time_to_leave_in_good_order(run_dir, tmp_path):
-    script = f"trap 'sleep 0.3; kill $!; touch {tmp_path}/saved; exit 0' TERM; sleep 60 & touch {tmp_path}/ready; wait"
+def test_processes_get_time_to_end_cleanly(run_dir, tmp_path):
+    script = (
+        f"trap 'sleep 0.3; kill $!; touch {tmp_path}/saved; exit 0' TERM; sleep 6000 & touch {tmp_path}/ready; wait"
+    )
     with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader:
-        wait_for((tmp_path / "ready").exists)
-        begun = time.monotonic()
-        left = end_run(run_dir, [identify(leader.pid)], grace_s=20)
-        assert left == []
-        assert time.monotonic() - begun < 10
-        assert leader.wait(10) == 0
+        wait_for((tmp_path / "ready").exists, "the job")
+        assert end_run(run_dir, [identify(leader.pid)], grace_s=NEVER_S) == []
+        assert leader.wait(HANG_S) == 0
         assert (tmp_path / "saved").exists()
 
 
-def test_what_ignores_the_request_is_killed_after_the_grace(run_dir, tmp_path):
-    script = f"trap '' TERM; touch {tmp_path}/ready; (setsid env -u LLMCTL_RUN_DIR sleep 61) & sleep 62; wait"
-    with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader, started("sleep", "63") as decoy:
-        wait_for((tmp_path / "ready").exists)
-        wait_for(lambda: len(processes_of_run(run_dir)) >= 3)
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(run_dir, tmp_path):
+    script = f"trap '' TERM; touch {tmp_path}/ready; (setsid env -u LLMCTL_RUN_DIR sleep 6100) & sleep 6200; wait"
+    with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader, started("sleep", "6300") as decoy:
+        wait_for((tmp_path / "ready").exists, "the job")
+        wait_for(lambda: len(processes_of_run(run_dir)) >= 3, "all processes of the run")
         members = processes_of_run(run_dir)
         begun = time.monotonic()
-        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.5) == []
-        assert 0.5 <= time.monotonic() - begun < 5
+        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.5, kill_wait_s=HANG_S) == []
+        assert time.monotonic() - begun >= 0.5
         assert not any(is_alive(member) for member in members)
         assert decoy.poll() is None
 
 
-def test_the_leader_is_killed_last_so_that_it_can_write_down_the_end(run_dir, tmp_path):
+def test_the_leader_is_killed_last_so_that_it_can_record_the_end(run_dir, tmp_path):
     script = (
-        f"trap : TERM; bash -c \"trap '' TERM; touch {tmp_path}/ready; sleep 61\" & wait; wait; touch {tmp_path}/end"
+        f"trap : TERM; bash -c \"trap '' TERM; touch {tmp_path}/ready; sleep 6100\" & wait; wait; touch {tmp_path}/end"
     )
     with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as leader:
-        wait_for((tmp_path / "ready").exists)
-        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.3) == []
-        assert leader.wait(10) == 0
+        wait_for((tmp_path / "ready").exists, "the job")
+        assert end_run(run_dir, [identify(leader.pid)], grace_s=0.3, kill_wait_s=HANG_S) == []
+        assert leader.wait(HANG_S) == 0
         assert (tmp_path / "end").exists()
 
 
-def test_what_a_killed_leader_left_is_asked_to_leave_too(run_dir, tmp_path):
-    script = f"trap 'touch {tmp_path}/asked; kill $!; exit' TERM; sleep 60 & touch {tmp_path}/ready; wait"
-    with started("sleep", "61") as leader, started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as worker:
-        wait_for((tmp_path / "ready").exists)
+def test_leftovers_of_a_killed_leader_get_sigterm_too(run_dir, tmp_path):
+    script = f"trap 'touch {tmp_path}/asked; kill $!; exit' TERM; sleep 6000 & touch {tmp_path}/ready; wait"
+    with started("sleep", "6100") as leader, started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as worker:
+        wait_for((tmp_path / "ready").exists, "the job")
         job = identify(leader.pid)
         leader.kill()
-        leader.wait(10)
-        assert end_run(run_dir, [job], grace_s=20) == []
-        assert worker.wait(10) == 0 or (tmp_path / "asked").exists()
+        leader.wait(HANG_S)
+        assert end_run(run_dir, [job], grace_s=NEVER_S) == []
+        assert worker.wait(HANG_S) == 0 or (tmp_path / "asked").exists()
 
 
-def test_nothing_of_the_tests_is_left(run_dir):
+def test_no_process_of_the_tests_is_left(run_dir):
     assert processes_of_run(str(Path(run_dir).parent)) == []

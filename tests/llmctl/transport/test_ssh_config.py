@@ -33,7 +33,7 @@ def test_a_configuration_of_defaults_and_a_jump():
     assert config.methods == ("publickey", "keyboard-interactive", "password")
 
 
-def test_everything_that_can_be_said():
+def test_every_supported_option():
     config = read("x", "everything_9.2p1.txt")
     assert config.identity_files == ("/home/me/.ssh/id_root",)
     assert config.certificate_files == ("/home/me/.ssh/id_x-cert.pub",)
@@ -70,7 +70,7 @@ def test_single_lines(lines, key, value):
         ("fe80::1", ["--", "fe80::1"]),
     ],
 )
-def test_names_as_the_ssh_command_takes_them(name, words):
+def test_host_names_as_the_ssh_command_accepts_them(name, words):
     assert target_words(parse(name, "", home="/", local_user="me")) == words
 
 
@@ -100,7 +100,7 @@ def test_a_host_behind_a_gate(environment):
 
 
 @pytest.mark.programs("ssh")
-def test_a_list_of_hops_is_one_way_whatever_their_own_entries_say(environment):
+def test_a_list_of_hops_ignores_the_proxy_jump_of_each_hop(environment):
     chain = resolve_chain("two", environment)
     assert [hop.hostname for hop in chain] == ["first", "10.0.0.5", "two"]
     assert (chain[1].proxy_jump, target_words(chain[1])) == ("first", ["-J", "first", "--", "inner"])
@@ -108,7 +108,7 @@ def test_a_list_of_hops_is_one_way_whatever_their_own_entries_say(environment):
 
 
 @pytest.mark.programs("ssh")
-def test_the_profiles_hop_counts_where_the_user_names_none(environment):
+def test_the_jump_host_of_the_profile_counts_if_the_user_names_none(environment):
     assert [hop.hostname for hop in resolve_chain("plain", environment, proxy_jump="inner")] == [
         "gate.example",
         "10.0.0.5",
@@ -124,7 +124,7 @@ def test_match_exec_sees_the_users_environment(environment):
 
 
 @pytest.mark.programs("ssh")
-def test_what_is_wrong_with_a_configuration_is_told(environment, tmp_path):
+def test_errors_of_a_configuration_are_reported(environment, tmp_path):
     with pytest.raises(SchedulerError, match="does a ProxyJump lead in a circle"):
         resolve_chain("loop", environment)
     (tmp_path / "config").write_text("Nonsense yes\n")

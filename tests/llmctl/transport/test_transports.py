@@ -4,7 +4,6 @@ import errno
 import os
 import stat
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, is_alive
 from tests.llmctl.transport.agents import PipeRoute, agent
+from tests.waiting import HANG_S, wait_for
 
 
 @pytest.fixture(params=["local", "agent"])
@@ -28,46 +28,39 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def wait_for(condition, patience_s=10.0):
-    end = time.monotonic() + patience_s
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value
-
-
 def test_commands_have_input_folder_variables_and_any_exit_status(transport, tmp_path):
-    script = "cat; pwd; printf '%s' \"$WORD\"; echo told >&2; exit 3"
+    script = "cat; pwd; printf '%s' \"$WORD\"; echo note >&2; exit 3"
     done = transport.run(
-        ["sh", "-c", script], timeout_s=10, cwd=str(tmp_path), env={"WORD": "a 'b'\n\"$c\""}, stdin=b"in\n"
+        ["sh", "-c", script], timeout_s=HANG_S, cwd=str(tmp_path), env={"WORD": "a 'b'\n\"$c\""}, stdin=b"in\n"
     )
-    assert (done.exit_status, done.stdout, done.stderr) == (3, f"in\n{tmp_path}\na 'b'\n\"$c\"", "told\n")
+    assert (done.exit_status, done.stdout, done.stderr) == (3, f"in\n{tmp_path}\na 'b'\n\"$c\"", "note\n")
 
 
 def test_arguments_arrive_byte_for_byte(transport):
     words = ["", "-n", "a b", "'", '"', "$(id)", "`id`", "\\", "!x", "ü", os.fsdecode(b"\xff\xfe"), "a\nb"]
     done = transport.run(
-        [sys.executable, "-c", "import os,sys; print([os.fsencode(w) for w in sys.argv[1:]])", *words], timeout_s=10
+        [sys.executable, "-c", "import os,sys; print([os.fsencode(w) for w in sys.argv[1:]])", *words], timeout_s=HANG_S
     )
     assert done.stdout == f"{[os.fsencode(word) for word in words]}\n"
 
 
-def test_the_end_by_a_signal_and_bytes_that_are_no_text(transport):
-    done = transport.run(["sh", "-c", r"printf '\377x'; kill -9 $$"], timeout_s=10)
+def test_an_end_by_signal_and_bytes_that_are_not_text(transport):
+    done = transport.run(["sh", "-c", r"printf '\377x'; kill -9 $$"], timeout_s=HANG_S)
     assert (done.exit_status, done.stdout) == (-9, "\ufffdx")
 
 
-def test_nothing_is_left_of_a_command_whose_time_is_over(transport, tmp_path):
-    pid_file = tmp_path / "pid"
-    began = time.monotonic()
-    with pytest.raises(SchedulerError, match="sh: no answer within 0.5 s") as caught:
-        transport.run(["sh", "-c", f"sleep 60 & echo $! >{pid_file}; wait"], timeout_s=0.5)
-    assert caught.value.transient
-    assert time.monotonic() - began < 5
-    wait_for(lambda: identify(int(pid_file.read_text())) is None)
+def test_no_process_of_a_timed_out_command_is_left(transport, tmp_path):
+    pid_file, limit_s = tmp_path / "pid", 0.25
+    # On a busy machine the time may be over before the command begins.
+    while not pid_file.exists() or not pid_file.read_text():
+        limit_s *= 2
+        with pytest.raises(SchedulerError, match=f"sh: no answer within {limit_s:g} s") as caught:
+            transport.run(["sh", "-c", f"sleep 1000 & echo $! >{pid_file}; wait"], timeout_s=limit_s)
+        assert caught.value.transient
+    wait_for(lambda: identify(int(pid_file.read_text())) is None, "the end of the command's child")
 
 
-def test_a_command_that_is_not_there(transport):
+def test_a_missing_command(transport):
     with pytest.raises(SchedulerError, match="no-such-command: cannot be started: No such file") as caught:
         transport.run(["no-such-command"], timeout_s=5)
     assert (caught.value.transient, caught.value.exit_status) == (False, None)
@@ -84,11 +77,11 @@ def test_a_detached_command_outlives_the_transport(transport, tmp_path):
     transport.close()
     assert is_alive(identity)
     (tmp_path / "go").touch()
-    wait_for(lambda: log.read_text().endswith("done\n"))
+    wait_for(lambda: log.read_text().endswith("done\n"), "the last line")
     assert log.read_text().startswith("before\n")
 
 
-def test_parts_and_names(transport, tmp_path):
+def test_file_parts_and_folder_names(transport, tmp_path):
     (tmp_path / "b").write_bytes(b"0123456789\xff")
     (tmp_path / "a").mkdir()
     path = str(tmp_path / "b")
@@ -103,7 +96,7 @@ def test_parts_and_names(transport, tmp_path):
     assert transport.list_names([str(tmp_path), f"{path}x"]) == [["a", "b"], []]
 
 
-def test_many_large_parts(transport, tmp_path):
+def test_many_large_file_parts(transport, tmp_path):
     content = os.urandom(1 << 20)
     reads = []
     for rank in range(70):
@@ -121,12 +114,12 @@ def test_files_are_written_whole_with_their_mode(transport, tmp_path):
     assert names(path.parent) == [path.name]
 
 
-def test_errors_name_number_words_and_file(transport, tmp_path):
+def test_errors_have_number_text_and_file(transport, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:
         transport.make_folder(str(tmp_path / "file" / "x" / "y"))
-    told = caught.value.errno, caught.value.strerror, str(caught.value.filename)
-    assert told == (errno.ENOTDIR, "Not a directory", str(tmp_path / "file" / "x"))
+    error = caught.value.errno, caught.value.strerror, str(caught.value.filename)
+    assert error == (errno.ENOTDIR, "Not a directory", str(tmp_path / "file" / "x"))
     transport.make_folder(str(tmp_path / "one"), mode=0o700, exclusive=True)
     with pytest.raises(FileExistsError):
         transport.make_folder(str(tmp_path / "one"), exclusive=True)
@@ -138,7 +131,7 @@ def test_facts_links_and_removing(transport, tmp_path):
     transport.link({str(tmp_path / "link"): "folder"})
     transport.link({str(tmp_path / "link"): "folder/inner"})
     assert (tmp_path / "link").readlink() == Path("folder/inner")
-    facts = transport.look_at([str(tmp_path / "folder"), str(tmp_path / "none" / "below")])
+    facts = transport.stat_paths([str(tmp_path / "folder"), str(tmp_path / "none" / "below")])
     assert [(one.kind, one.nearest, one.nearest_kind) for one in facts] == [
         ("folder", str(tmp_path / "folder"), "folder"),
         ("", str(tmp_path), "folder"),
@@ -148,7 +141,7 @@ def test_facts_links_and_removing(transport, tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_tree_is_put_whole_and_never_over_another(transport, tmp_path):
+def test_a_tree_is_written_whole_and_never_over_another(transport, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "run").write_bytes(b"#!\n" * 3_000_000)
@@ -182,12 +175,12 @@ def test_a_lock_is_held_once(transport, tmp_path):
 def test_processes_of_a_run(transport, tmp_path):
     run_dir = str(tmp_path / "run")
     leader = transport.start_detached(
-        ["env", f"LLMCTL_RUN_DIR={run_dir}", "sleep", "60"], cwd=str(tmp_path), log=str(tmp_path / "log")
+        ["env", f"LLMCTL_RUN_DIR={run_dir}", "sleep", "6000"], cwd=str(tmp_path), log=str(tmp_path / "log")
     )
-    wait_for(lambda: transport.processes_of_run(run_dir, []) == [leader])
+    wait_for(lambda: transport.processes_of_run(run_dir, []) == [leader], "the run's process")
     report = transport.inspect_processes([leader])
     assert (report.host, report.alive) == (os.uname().nodename, (True,))
-    assert transport.end_run(run_dir, [leader], grace_s=5) == []
+    assert transport.end_run(run_dir, [leader], grace_s=1e6) == []
     assert transport.inspect_processes([leader]).alive == (False,)
 
 

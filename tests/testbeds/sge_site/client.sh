@@ -1,6 +1,6 @@
 #!/bin/bash
-# qsub, qrsh and qlogin of a site that bills to groups: "-g GROUP", which 8.1.9 does not have, becomes its "-P GROUP".
-# Only before the script or command, and only on the command line.
+# qsub, qrsh and qlogin of a site that bills groups: "-g GROUP", which 8.1.9 does not have, becomes "-P GROUP".
+# It is accepted only on the command line, before the script or command.
 words=()
 while (($# > 0)); do
     case $1 in

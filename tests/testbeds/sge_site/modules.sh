@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A stub of the environment modules of a site: it knows a few names and keeps LOADEDMODULES as the real function does.
+# Stand-in for the environment modules of a site: accepts a few names and sets LOADEDMODULES as the real function does.
 module() {
     local name
     if [[ $1 != load ]]; then return 0; fi

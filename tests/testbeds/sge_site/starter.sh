@@ -1,9 +1,9 @@
 #!/bin/bash
-# Run by the queue around each job, as its starter_method: adds the site's variables to a job's environment.
+# The queue's starter_method, which starts each job: adds the site's variables to the job's environment.
 export TMPDIR=${TMPDIR:-${TMP:-/tmp}}
 if [[ -r ${PE_HOSTFILE-} ]]; then cut -d' ' -f1 "$PE_HOSTFILE"; else hostname; fi >"$TMPDIR/hostlist"
 export SGE_JOB_HOSTLIST=$TMPDIR/hostlist
-# The testbed's jobs are root's, which Open MPI refuses without these.
+# Jobs run as root here, which Open MPI refuses without these.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# qrsh hands over a command line as one word, as for "sh -c".
+# qrsh passes a command line as one word, as for "sh -c".
 if command -v -- "$1" >/dev/null; then exec "$@"; else exec /bin/bash -c "$*"; fi

@@ -18,7 +18,7 @@ from trainer.checkpoint.directory import (
     publish,
     remove_leftovers,
 )
-from trainer.checkpoint.load import load_training_state, load_weights
+from trainer.checkpoint.load import load_weights, read_training_state, resume_optimizer
 from trainer.checkpoint.metadata import load_metadata
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
@@ -38,6 +38,11 @@ CPU = torch.device("cpu")
 def ranks():
     with Ranks(4) as ranks:
         yield ranks
+
+
+def load_state(checkpoint, model, optimizer):
+    """Load weights, masters, moments and the optimizer's counters."""
+    resume_optimizer(read_training_state(checkpoint, model, optimizer), model, optimizer)
 
 
 def config_of(tp=1, pp=1, **changes):
@@ -122,7 +127,7 @@ def difference(one, other):
 
 @pytest.mark.parametrize("written", [(1, 1, 1), (2, 2, 1), (2, 1, 2)])
 @pytest.mark.parametrize("read", [(1, 1, 1), (2, 1, 1), (1, 2, 2), (2, 2, 1)])
-def test_any_layout_reads_any_other(ranks, tmp_path, written, read):
+def test_every_layout_loads_every_other(ranks, tmp_path, written, read):
     ranks.run(save, tmp_path, config_of(*written[:2]), 3, world_size=written[0] * written[1] * written[2])
     config = config_of(*read[:2])
     results = ranks.run(load_and_compare, tmp_path, config, 3, world_size=read[0] * read[1] * read[2])
@@ -149,7 +154,7 @@ def test_vocabulary_is_stored_without_padding(ranks, tmp_path):
     assert metadata.vocab_size == VOCAB_SIZE
 
 
-def test_precisions_read_each_other(ranks, tmp_path):
+def test_checkpoints_load_in_other_precisions(ranks, tmp_path):
     low = config_of(training={"bf16": True})
     ranks.run(save, tmp_path / "low", low, 2, world_size=1)
     ranks.run(save, tmp_path / "full", config_of(), 2, world_size=1)
@@ -159,12 +164,12 @@ def test_precisions_read_each_other(ranks, tmp_path):
 
 def load_across_precisions(_rank, _world_size, folder):
     full, optimizer = build(config_of(), 0, 1)
-    load_training_state(checkpoint_path(folder / "low", 2), full, optimizer)
+    load_state(checkpoint_path(folder / "low", 2), full, optimizer)
     low, low_optimizer = build(config_of(training={"bf16": True}), 0, 1)
-    load_training_state(checkpoint_path(folder / "low", 2), low, low_optimizer)
+    load_state(checkpoint_path(folder / "low", 2), low, low_optimizer)
     for name, master in low_optimizer.tensors()["master"].items():
         assert torch.equal(full.parameters[name].view(-1), master)
-    load_training_state(checkpoint_path(folder / "full", 2), low, low_optimizer)
+    load_state(checkpoint_path(folder / "full", 2), low, low_optimizer)
     load_weights(checkpoint_path(folder / "full", 2), full)
     for name, master in low_optimizer.tensors()["master"].items():
         assert torch.equal(full.parameters[name].view(-1), master)
@@ -189,10 +194,10 @@ def refuse_others(_rank, _world_size, root):
         load_weights(path, shallower)
     momentum, optimizer = build(config_of(optimizer={"optimizer": "sgd"}), 0, 1)
     with pytest.raises(CheckpointError, match="no_load_optim"):
-        load_training_state(path, momentum, optimizer)
+        load_state(path, momentum, optimizer)
 
 
-def test_every_stage_refuses_what_it_has_no_place_for(ranks, tmp_path):
+def test_every_stage_refuses_unknown_tensors(ranks, tmp_path):
     ranks.run(save, tmp_path / "deep", config_of(model={"num_layers": 4}), 1, world_size=1)
     untied = config_of(model={"untie_embeddings_and_output_weights": True, "position_embedding_type": "rope"})
     ranks.run(save, tmp_path / "untied", untied, 1, world_size=1)
@@ -243,7 +248,7 @@ def refuse_other_meanings(_rank, _world_size, root, heads):
     assert restore(config, None, model, optimizer, TrainingProgress(), CPU) == checkpoint_path(root, 1)
 
 
-def test_another_router_is_another_model(ranks, tmp_path):
+def test_another_router_is_refused(ranks, tmp_path):
     experts = {"num_experts": 4, "moe_ffn_hidden_size": 8}
     ranks.run(save, tmp_path, config_of(model=experts), 1, world_size=1)
     ranks.run(refuse_other_routers, tmp_path, experts, world_size=1)
@@ -289,7 +294,7 @@ def fake(root, iteration, size=3):
     return folder
 
 
-def test_latest_is_the_pointer_or_else_the_newest_sound_one(tmp_path):
+def test_latest_is_the_named_or_else_the_newest_undamaged_checkpoint(tmp_path):
     assert find_latest(tmp_path) == (None, None)
     for iteration in (10, 20, 30):
         fake(tmp_path, iteration)
@@ -305,11 +310,11 @@ def test_latest_is_the_pointer_or_else_the_newest_sound_one(tmp_path):
     (tmp_path / LATEST).unlink()
     assert find_latest(tmp_path)[0] == checkpoint_path(tmp_path, 10)
     (checkpoint_path(tmp_path, 10) / "a").unlink()
-    with pytest.raises(CheckpointError, match="no sound checkpoint"):
+    with pytest.raises(CheckpointError, match="no undamaged checkpoint"):
         find_latest(tmp_path)
 
 
-def test_publish_replaces_one_of_the_same_iteration(tmp_path):
+def test_publish_replaces_a_checkpoint_of_the_same_iteration(tmp_path):
     fake(tmp_path, 5, size=1)
     fake(tmp_path / "aside", 5).rename(tmp_path / ".iter_0000005.tmp-2")
     publish(tmp_path / ".iter_0000005.tmp-2", tmp_path, 5, 2)
@@ -318,14 +323,14 @@ def test_publish_replaces_one_of_the_same_iteration(tmp_path):
     assert complete_iterations(tmp_path) == [5]
 
 
-def test_pruning_spares_what_lies_beyond(tmp_path):
+def test_pruning_keeps_later_iterations(tmp_path):
     for iteration in (1, 2, 3, 4, 9):
         fake(tmp_path, iteration)
     prune(tmp_path, 2, 4, 1)
     assert complete_iterations(tmp_path) == [3, 4, 9]
 
 
-def test_leftovers_go_and_nothing_else(tmp_path):
+def test_only_leftovers_are_removed(tmp_path):
     for name in (".iter_0000002.tmp-1", ".iter_0000001.old-3", "iter_0000001", "notes", ".hidden"):
         (tmp_path / name).mkdir()
     (tmp_path / ".latest-1").write_text("2")
@@ -360,7 +365,7 @@ def without_optimizer(rank, world_size, folder, save_in):
     return start_from(rank, world_size, folder, save_in, no_load_optim=True, no_load_rng=True)
 
 
-def test_start_points_give_what_was_asked_and_own_checkpoints_come_first(ranks, tmp_path):
+def test_start_points_load_what_the_config_requests_and_own_checkpoints_come_first(ranks, tmp_path):
     folder, own = tmp_path / "start", tmp_path / "own"
     ranks.run(save, folder, config_of(), 3, world_size=1)
     start = checkpoint_path(folder, 3)

@@ -97,7 +97,7 @@ def refuse_to_write(patch, rank):
         patch.setattr(CheckpointWriter, "_write_part", fail)
 
 
-def test_whatever_fails_on_one_rank_is_told_to_the_others(ranks, tmp_path):
+def test_a_failed_save_on_one_rank_fails_on_all(ranks, tmp_path):
     first, second = ranks.run(save, tmp_path, config_of(tp=2), refuse_to_write)
     assert first == (
         "PeerFailedError",
@@ -122,7 +122,7 @@ def told_to_keep_one(rank, world_size, root):
         ), out.getvalue()
 
 
-def test_what_cannot_be_deleted_is_a_note_and_no_failed_save(ranks, tmp_path):
+def test_a_failed_deletion_is_logged_and_the_save_succeeds(ranks, tmp_path):
     note = f"old checkpoints in {tmp_path} could not be deleted: Permission denied\n"
     assert ranks.run(told_to_keep_one, tmp_path) == [(None, note), (None, "")]
     assert damage(checkpoint_path(tmp_path, 1)) is None
@@ -160,7 +160,7 @@ def hide_lists(patch, _rank):
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_parts_are_found_without_a_list_of_the_folder(ranks, tmp_path, tp):
+def test_parts_are_found_without_listing_the_folder(ranks, tmp_path, tp):
     """With tp 1 the second rank has only copies, and writes nothing."""
     assert ranks.run(save, tmp_path, config_of(tp=tp), hide_lists) == [None, None]
     assert damage(checkpoint_path(tmp_path, 1)) is None
@@ -199,7 +199,7 @@ def refuse_to_choose(patch, _rank):
     patch.setattr(resume, "find_latest", fail)
 
 
-def test_whatever_one_rank_cannot_read_is_told_to_the_others(ranks, tmp_path):
+def test_a_failed_read_on_one_rank_fails_on_all(ranks, tmp_path):
     config = config_of(tp=2)
     assert ranks.run(save, tmp_path, config) == [None, None]
     peer = ("PeerFailedError", f"{checkpoint_path(tmp_path, 1)} cannot be read: another rank reports the cause")
@@ -247,7 +247,7 @@ def assert_old_one_is_back(root):
     assert damage(checkpoint_path(root, 5)) is None
 
 
-def test_kill_between_two_renames_costs_no_checkpoint(tmp_path, replaced):
+def test_a_kill_between_two_renames_loses_no_checkpoint(tmp_path, replaced):
     replaced(Killed())
     assert complete_iterations(tmp_path) == []
     assert remove_leftovers(tmp_path) == [".iter_0000005.tmp-2"]
@@ -255,12 +255,12 @@ def test_kill_between_two_renames_costs_no_checkpoint(tmp_path, replaced):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000005", LATEST]
 
 
-def test_refused_rename_costs_no_checkpoint(tmp_path, replaced):
+def test_a_refused_rename_loses_no_checkpoint(tmp_path, replaced):
     replaced(OSError("no"))
     assert_old_one_is_back(tmp_path)
 
 
-def test_what_was_being_deleted_or_has_a_successor_is_not_put_back(tmp_path):
+def test_deleted_and_replaced_checkpoints_are_not_restored(tmp_path):
     for iteration, attempt in ((5, 1), (5, 2), (6, 1), (7, 10), (7, 9)):
         folder = fake(tmp_path / "elsewhere", iteration)
         (folder / "attempt").write_text(str(attempt))

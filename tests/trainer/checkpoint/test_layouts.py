@@ -12,10 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, save
+from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, load_state, save
 from tests.trainer.spawn import Ranks
 from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path
-from trainer.checkpoint.load import load_training_state
 from trainer.checkpoint.metadata import StoredPart, StoredTensor, load_metadata
 from trainer.checkpoint.regions import is_partition, overlap, regions_of_flat_range
 from trainer.checkpoint.resume import restore
@@ -206,7 +205,7 @@ def whole_state(root):
 
 @pytest.mark.parametrize(("family", "written"), CELLS)
 @pytest.mark.parametrize("stride", [0, 1, 3])
-def test_what_is_read_is_what_was_written(ranks, saved, tmp_path, family, written, stride):
+def test_loaded_tensors_equal_saved_tensors(ranks, saved, tmp_path, family, written, stride):
     layouts = FAMILIES[family][1]
     names = list(layouts)
     world_size, parallel = layouts[names[(names.index(written) + stride) % len(names)]]
@@ -232,7 +231,7 @@ def test_every_layout_trains_the_same_model(saved, family, name):
         torch.testing.assert_close(state[key], tensor, rtol=1e-5, atol=1e-6, msg=str(key))
 
 
-def test_ranks_with_nothing_to_say_write_nothing(saved):
+def test_ranks_without_own_elements_write_no_file(saved):
     path = checkpoint_path(saved("dense", "tp2 cp2"), STEPS)
     files = sorted(file.name for file in path.glob("*.safetensors"))
     assert files == sorted(f"{kind}_rank0000{rank}.safetensors" for kind in ("model", "optimizer") for rank in (0, 1))
@@ -246,7 +245,7 @@ def test_eight_ranks_in_three_axes(saved, tmp_path):
     compare_states(whole_state(source), whole_state(tmp_path))
 
 
-def test_metadata_says_which_layout_wrote(saved):
+def test_metadata_names_the_layout_that_wrote(saved):
     says = load_metadata(checkpoint_path(saved("dense", "pp2 zero3"), STEPS)).layout
     assert says == {"tp": 1, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "zero_stage": 3, "pipeline_schedule": "1f1b"}
 
@@ -271,7 +270,7 @@ def read_version_1(rank, world_size, config):
     """
     model, optimizer = build(config, rank, world_size)
     spoil(model, optimizer)
-    load_training_state(VERSION_1 / "iter_0000003", model, optimizer)
+    load_state(VERSION_1 / "iter_0000003", model, optimizer)
     kinds = {"model": {name: weight.detach().view(-1) for name, weight in model.parameters.items()}}
     sums = {}
     for kind, tensors in (kinds | optimizer.tensors()).items():
@@ -306,7 +305,7 @@ def test_missing_and_doubled_elements_are_named(ranks, saved, tmp_path):
         assert f"{folder}: {name} {says}" in problem
 
 
-def test_a_file_that_is_not_what_metadata_says_is_refused(ranks, saved, tmp_path):
+def test_a_file_that_contradicts_the_metadata_is_refused(ranks, saved, tmp_path):
     path = checkpoint_path(saved("dense", "serial"), STEPS)
     (tmp_path / METADATA).write_text((path / METADATA).read_text())
     (file,) = path.glob("model_*.safetensors")
@@ -325,5 +324,5 @@ def test_a_file_that_is_not_what_metadata_says_is_refused(ranks, saved, tmp_path
 def problem_of(_rank, _world_size, path, config):
     model, optimizer = build(config, 0, 1)
     with pytest.raises(CheckpointError) as error:
-        load_training_state(path, model, optimizer)
+        load_state(path, model, optimizer)
     return str(error.value)

@@ -1,4 +1,7 @@
-"""Killed and resumed runs end with the same bits: one seed per layout (more: tests.resume_torture)."""
+"""Killed and resumed runs end with the same bits, with one seed per layout.
+
+tests.resume_torture tests more seeds.
+"""
 
 import pytest
 

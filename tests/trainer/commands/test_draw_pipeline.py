@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.waiting import HANG_S
 from trainer.commands.draw_pipeline import main
 from trainer.planning.schedule import ActionKind, build_schedule, timeline, zb_v
 from trainer.planning.schedule.draw import Drawing, cut, text_rows
@@ -73,7 +74,7 @@ def test_every_row_is_as_long_as_the_step(kind, coloured):
         assert all(sum(len(cell.text) for cell in panel) <= 50 for panel in panels)
 
 
-def test_svg_holds_every_action_where_it_runs(tmp_path, capsys):
+def test_svg_has_every_action_at_its_time(tmp_path, capsys):
     path = tmp_path / "v.svg"
     assert main(["--schedule", "zb-v", "--pipeline-model-parallel-size", "2", "--svg", str(path)]) == 0
     assert capsys.readouterr().err == f"{path}: written\n"
@@ -146,11 +147,11 @@ def test_bad_flags_are_refused_with_a_sentence(flags, problem, capsys):
     assert not captured.out
 
 
-def test_an_svg_that_cannot_be_written_is_said(tmp_path, capsys):
+def test_an_svg_that_cannot_be_written_is_an_error(tmp_path, capsys):
     assert main(["--svg", str(tmp_path / "nowhere" / "a.svg")]) == 3
     assert "nowhere/a.svg: cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 def test_drawing_needs_no_torch():
     program = "import sys, trainer.commands.draw_pipeline; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.waiting import HANG_S
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config, known_keys, load_config
@@ -48,6 +49,12 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
     [
         ({"model": {"num_layer": 3}}, "model.num_layer", "did you mean model.num_layers?"),
         ({"parallel": {"num_layers": 3}}, "parallel.num_layers", "did you mean model.num_layers?"),
+        ({"model": {"num-layers": 3}}, "model.num-layers", "did you mean model.num_layers?"),
+        ({"optimizer": {"learning_rate": 3}}, "optimizer.learning_rate", "unknown key; optimizer has optimizer, lr,"),
+        ({"model": {"rope_theta": 3}}, "model.rope_theta", "is Megatron-LM's --rope-theta; use model.rotary_base"),
+        ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "is no key here: --attention-backend selects"),
+        ({"parallel": {"nnodes": 2}}, "parallel.nnodes", "--nnodes, which is a flag of the launcher"),
+        ({"training": {"train_samples": 2}}, "training.train_samples", "use --train-iters"),
         ({"modl": {"num_layers": 3}}, "modl", "did you mean model?"),
         ({"zzzz": {"q": 3}}, "zzzz", "the sections are job, model, parallel"),
         ({"model": {"num_layers": 0}}, "model.num_layers", "greater than 0"),
@@ -103,7 +110,7 @@ def test_missing_key_is_named() -> None:
     assert caught.value.key == "training"
 
 
-def test_layout_that_does_not_fit_comes_with_the_nearest_that_do() -> None:
+def test_an_invalid_layout_is_refused_with_the_nearest_valid_ones() -> None:
     error = refusal(6, parallel={"tensor_model_parallel_size": 4})
     assert "TP 4 x PP 1 = 4 does not divide the world size 6" in error.problem
     assert "TP 2 x PP 1 x DP 3" in error.problem
@@ -186,7 +193,7 @@ def test_every_key_is_known_once() -> None:
 
 def test_imports_no_torch() -> None:
     code = "import sys, trainer.config.train_config; assert 'torch' not in sys.modules and 'yaml' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)
 
 
 def test_config_is_frozen() -> None:

@@ -20,7 +20,7 @@ from trainer.planning.build_config import build_config
         *("1_0,1", "0x10,1", "1e308,1e308"),
     ],
 )
-def test_splits_that_say_nothing_are_refused_in_one_sentence(split: str) -> None:
+def test_invalid_splits_are_refused_in_one_sentence(split: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_config(values(data={"split": split}))
     assert caught.value.key == "data.split"
@@ -89,14 +89,14 @@ def test_data_paths_are_prefixes_or_pairs(given: Any, parts: list[tuple[str, flo
         ),
     ],
 )
-def test_what_does_not_go_together(data: dict[str, Any], key: str, says: str) -> None:
+def test_conflicting_keys_are_refused(data: dict[str, Any], key: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         build_config(values(data=data))
     assert caught.value.key == key
     assert "\n" not in caught.value.problem
 
 
-def test_weights_are_told_from_paths_before_a_config_is_made() -> None:
+def test_weights_are_distinguished_from_paths() -> None:
     assert path_entries({"a": 1}) == {"a": 1}
     assert list(weight_places(["1", "a", "2", "b"])) == [0, 2]
     assert list(weight_places(["a", "b"])) == []

@@ -12,20 +12,20 @@ import numpy.typing as npt
 
 from trainer.data.indexed.index_format import dtype_code
 from trainer.data.indexed.manifest import Manifest
-from trainer.data.indexed.writer import PairWriter
+from trainer.data.indexed.writer import IndexedDatasetWriter
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "megatron_data"
 """Files written by Megatron-LM itself: see tests/record_megatron_data.py."""
 
 
 def write(prefix: Path, documents: Sequence[Sequence[int]], vocab_size: int = 1000) -> None:
-    """Write a dataset of documents of one sequence each; an empty document has no sequence."""
+    """Write a dataset of documents of one sequence each, or none if empty."""
     write_sequences(prefix, [[document] if document else [] for document in documents], vocab_size)
 
 
 def write_sequences(prefix: Path, documents: Sequence[Sequence[Sequence[int]]], vocab_size: int = 1000) -> None:
     """Write a dataset of documents, each a list of sequences of tokens."""
-    with PairWriter(prefix, dtype_code(vocab_size)) as writer:
+    with IndexedDatasetWriter(prefix, dtype_code(vocab_size)) as writer:
         for document in documents:
             tokens = np.array([token for sequence in document for token in sequence], np.int64)
             lengths = np.array([len(sequence) for sequence in document], np.int64)
@@ -37,14 +37,14 @@ def write_joined(prefix: Path, tokens: npt.ArrayLike, lengths: npt.ArrayLike, vo
     """Write a dataset of one-sequence documents, from concatenated tokens and their lengths."""
     sizes = np.asarray(lengths)
     assert sizes.min() > 0
-    with PairWriter(prefix, dtype_code(vocab_size)) as writer:
+    with IndexedDatasetWriter(prefix, dtype_code(vocab_size)) as writer:
         writer.append(np.asarray(tokens), sizes, np.arange(1, len(sizes) + 1))
         writer.finish()
 
 
 def describe(prefix: Path, documents: Sequence[Sequence[int]], **other: object) -> Manifest:
     """Write a dataset with a manifest."""
-    with PairWriter(prefix, dtype_code(1000)) as writer:
+    with IndexedDatasetWriter(prefix, dtype_code(1000)) as writer:
         for document in documents:
             lengths = np.array([len(document)] if document else [], np.int64)
             writer.append(np.array(document, np.int64), lengths, np.array([len(lengths)]))

@@ -153,7 +153,7 @@ def test_groups_hold_the_ranks_of_each_axis(ranks, sizes):
 
 
 def groups_made(_rank, _world_size, sizes):
-    """Number of groups of the whole job, and the axes of this rank that share a group."""
+    """Number of the job's groups, and this rank's axes that share a group."""
     made, new_group = [], dist.new_group
 
     def counting(ranks, **options):

@@ -11,7 +11,7 @@ def test_seeds_are_pinned():
     assert stream_seed("dropout", 1, 2, 3, 4, "attention", 5) == 628425029714973054
 
 
-def test_addresses_do_not_run_together():
+def test_different_addresses_do_not_collide():
     addresses = [("a", 1, 12), ("a", 11, 2), ("a1", 1, 2), ("a", 1, 1, 2), ("a", 112)]
     assert len({stream_seed(*address) for address in addresses}) == len(addresses)
 

@@ -11,12 +11,29 @@ from trainer.distributed.random_streams import seeded_generator
 Bounds = Sequence[Sequence[int]]
 
 
-def mask(length: int, bounds: Bounds | None, batch: int) -> torch.Tensor:
-    """Mask [B, 1, S, S], True where a query may attend.
+def mask(
+    length: int,
+    bounds: Bounds | None,
+    batch: int,
+    keys: int | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Mask [B, 1, Q, K], True where a query may attend.
 
-    A query attends to no later keys, and only within its document.
+    A query attends to no later keys, to the last ``window`` of them, and only within its document. The last query has
+    the position of the last key.
     """
-    seen = torch.ones(length, length, dtype=torch.bool).tril().expand(batch, 1, length, length)
+    keys = length if keys is None else keys
+    query_position, key_position = torch.arange(keys - length, keys)[:, None], torch.arange(keys)
+    seen = torch.ones(length, keys, dtype=torch.bool)
+    if causal:
+        seen &= key_position <= query_position
+    if window is not None:
+        # The rule of transformers 5.23.0, masking_utils.sliding_window_overlay.
+        seen &= key_position > query_position - window
+    seen = seen.expand(batch, 1, length, keys)
     if bounds is None:
         return seen
     numbers = torch.stack(
@@ -32,27 +49,60 @@ def attention(
     bounds: Bounds | None = None,
     kept: torch.Tensor | None = None,
     dropout: float = 0.0,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    key_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[B, A, S, D] in float64; ``kept`` [B, A, S, S] is True for weights that dropout keeps."""
+    """[B, A, Q, V] in float64; ``kept`` [B, A, Q, K] is True for weights that dropout keeps."""
     repeats = query.shape[1] // key.shape[1]
     query, key, value = query.double(), *(heads.double().repeat_interleave(repeats, 1) for heads in (key, value))
-    scores = query @ key.mT / query.shape[-1] ** 0.5
-    scores = scores.masked_fill(~mask(query.shape[2], bounds, len(query)), -torch.inf)
-    shares = scores.softmax(-1)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    seen = mask(query.shape[2], bounds, len(query), key.shape[2], causal=causal, window=window)
+    if key_mask is not None:
+        seen = seen & key_mask[:, None, None]
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    shares = scores.softmax(-1)[..., : key.shape[2]]
     if kept is not None:
         shares = shares * kept / (1 - dropout)
     return shares @ value
 
 
 def heads(
-    batch: int, number: int, groups: int, length: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0
+    batch: int,
+    number: int,
+    groups: int,
+    length: int,
+    width: int,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    *,
+    keys: int | None = None,
+    value_width: int | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Query, key and value in a projection's memory layout, and an output gradient.
 
     The memory layout is [S, B, heads, D].
     """
     generator = seeded_generator("cpu", "attention", seed)
-    shapes = [(length, batch, count, width) for count in (number, groups, groups, number)]
+    keys, value_width = keys or length, value_width or width
+    shapes = [
+        (length, batch, number, width),
+        (keys, batch, groups, width),
+        (keys, batch, groups, value_width),
+        (length, batch, number, value_width),
+    ]
     *inputs, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     return [part.to(dtype).permute(1, 2, 0, 3).requires_grad_() for part in inputs], grad.to(dtype).permute(1, 2, 0, 3)
 

@@ -23,7 +23,7 @@ LENGTH, BATCH, HIDDEN, REPLICAS = 8, 2, 16, 2
 AUX_LOSS_SCALE = 0.7
 
 Mutation = Callable[[], AbstractContextManager[object]]
-"""Breaks the trainer on purpose within its context."""
+"""Makes a context manager that breaks the trainer on purpose."""
 
 
 @dataclass(frozen=True)

@@ -20,23 +20,81 @@ def reference_loss(weights, model, tokens, labels, loss_mask=None, auxiliary=Non
 
 def reference_logits(weights, model, tokens, auxiliary=None):
     """[B, S, V] over the unpadded vocabulary of ``weights``."""
-    length = tokens.shape[1]
-    hidden = weights["embedding.word.weight"][tokens]
-    if "embedding.position.weight" in weights:
-        hidden = hidden + weights["embedding.position.weight"][:length]
-    for layer in range(model.num_layers):
+    return _output(weights, model, _hidden(weights, model, tokens, auxiliary))
+
+
+def reference_further_losses(weights, model, tokens, labels, loss_mask):
+    """Multi-token prediction: sum of the token losses of each depth, and number of its labels.
+
+    DeepSeek-V3 (arXiv:2412.19437), equations 21 to 24: depth k has only the first S - k positions.
+    """
+    hidden, found = _hidden(weights, model, tokens), []
+    for depth in range(1, model.mtp_num_layers + 1):
+        layer = model.num_layers + depth - 1
         part = _Part(weights, f"layers.{layer}.")
-        hidden = hidden + _attention(
-            _Part(weights, f"layers.{layer}.attention."), model, _norm(part, "attention_norm", model, hidden)
-        )
-        normed = _norm(part, "mlp_norm", model, hidden)
+        embedded = weights["embedding.word.weight"][tokens[:, depth:]] * (model.embedding_scale or 1)
+        halves = (_norm(part, "embedding_norm", model, embedded), _norm(part, "hidden_norm", model, hidden[:, :-1]))
+        hidden = _layer(weights, layer, model, part.linear("merge", torch.cat(halves, -1)), None)
+        hidden = _norm(part, "final_norm", model, hidden)
+        logits = _output(weights, model, hidden)
+        of_labels = logits.gather(-1, labels[:, depth:].unsqueeze(-1)).squeeze(-1)
+        counts = loss_mask[:, depth:]
+        found.append((((torch.logsumexp(logits, -1) - of_labels) * counts).sum(), counts.sum()))
+    return found
+
+
+def _hidden(weights, model, tokens, auxiliary=None):
+    """[B, S, H] after the final norm."""
+    length = tokens.shape[1]
+    hidden = weights["embedding.word.weight"][tokens] * (model.embedding_scale or 1)
+    if "embedding.project.weight" in weights:
+        hidden = hidden @ weights["embedding.project.weight"].T
+    if "embedding.position.weight" in weights:
+        first = model.position_embedding_offset
+        hidden = hidden + weights["embedding.position.weight"][first : first + length]
+    for layer in range(model.num_layers):
+        hidden = _layer(weights, layer, model, hidden, auxiliary)
+    if model.has_final_norm:
+        hidden = _norm(_Part(weights, ""), "final_norm", model, hidden)
+    return hidden
+
+
+def _output(weights, model, hidden):
+    """[B, S, V] from the hidden [B, S, H]."""
+    if "head.project.weight" in weights:
+        hidden = hidden @ weights["head.project.weight"].T
+    logits = hidden @ weights.get("head.weight", weights["embedding.word.weight"]).T + weights.get("head.bias", 0)
+    cap = model.final_logit_softcapping
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _layer(weights, layer, model, hidden, auxiliary):
+    part = _Part(weights, f"layers.{layer}.")
+
+    def norm(name, inputs):
+        return _norm(part, name, model, inputs)
+
+    def attend(inputs):
+        return _attention(_Part(weights, f"layers.{layer}.attention."), model, inputs)
+
+    def feed_forward(inputs):
         if f"layers.{layer}.moe.router.weight" in weights:
-            hidden = hidden + _moe(weights, f"layers.{layer}.moe.", model, normed, auxiliary)
+            return _moe(weights, f"layers.{layer}.moe.", model, inputs, auxiliary)
+        return _mlp(_Part(weights, f"layers.{layer}.mlp."), model, inputs)
+
+    if model.parallel_residual:
+        of_mlp = "attention_norm" if model.shared_parallel_norm else "mlp_norm"
+        return hidden + attend(norm("attention_norm", hidden)) + feed_forward(norm(of_mlp, hidden))
+    for name, sublayer in (("attention", attend), ("mlp", feed_forward)):
+        if model.norm_placement == "pre":
+            hidden = hidden + sublayer(norm(f"{name}_norm", hidden))
+        elif model.norm_placement == "post":
+            hidden = norm(f"{name}_norm", hidden + sublayer(hidden))
+        elif model.norm_placement == "output":
+            hidden = hidden + norm(f"{name}_output_norm", sublayer(hidden))
         else:
-            hidden = hidden + _mlp(_Part(weights, f"layers.{layer}.mlp."), model, normed)
-    hidden = _norm(_Part(weights, ""), "final_norm", model, hidden)
-    head = weights.get("head.weight", weights["embedding.word.weight"])
-    return hidden @ head.T
+            hidden = hidden + norm(f"{name}_output_norm", sublayer(norm(f"{name}_norm", hidden)))
+    return hidden
 
 
 class _Part:
@@ -54,6 +112,7 @@ class _Part:
 
 def _norm(part, name, model, hidden):
     weight, bias = part(f"{name}.weight"), part(f"{name}.bias")
+    weight = weight + 1 if model.apply_layernorm_1p else weight
     if model.normalization == "RMSNorm":
         return weight * hidden / ((hidden**2).mean(-1, keepdim=True) + model.norm_epsilon).sqrt()
     centred = hidden - hidden.mean(-1, keepdim=True)
@@ -85,26 +144,36 @@ def _rotate(vectors, model):
     """Rotate each pair (i, i + rotated/2) as a complex number by position * base^(-2i/rotated)."""
     rotated = int(model.head_dim * model.rotary_percent)
     half = rotated // 2
-    positions = torch.arange(vectors.shape[-2], dtype=vectors.dtype)
-    angles = positions[:, None] * model.rotary_base ** (-2 * torch.arange(half, dtype=vectors.dtype) / rotated)
-    pairs = torch.complex(vectors[..., :half], vectors[..., half:rotated])
+    # Complex numbers have parts of 32 or 64 bits.
+    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    positions = torch.arange(vectors.shape[-2], dtype=wide.dtype)
+    angles = positions[:, None] * model.rotary_base ** (-2 * torch.arange(half, dtype=wide.dtype) / rotated)
+    pairs = torch.complex(wide[..., :half], wide[..., half:rotated])
     turned = pairs * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat((turned.real, turned.imag, vectors[..., rotated:]), -1)
+    return torch.cat((turned.real, turned.imag, wide[..., rotated:]), -1).to(vectors.dtype)
 
 
 def _mlp(part, model, hidden):
-    if model.swiglu:
-        gate_up, bias = part("fc1.weight"), part("fc1.bias")
-        gate, up = (hidden @ gate_up[index].T + (0 if bias is None else bias[index]) for index in range(2))
-        inner = gate * torch.sigmoid(gate) * up
-    else:
-        inner = part.linear("fc1", hidden)
-        if model.openai_gelu:
-            share = torch.tanh((2 / torch.pi) ** 0.5 * (inner + 0.044715 * inner**3))
-        else:
-            share = torch.erf(inner / 2**0.5)
-        inner = inner * 0.5 * (1 + share)
-    return part.linear("fc2", inner)
+    if not model.is_gated:
+        return part.linear("fc2", _activated(part.linear("fc1", hidden), model))
+    weights, bias = part("fc1.weight"), part("fc1.bias")
+    gate, up = (hidden @ weights[index].T + (0 if bias is None else bias[index]) for index in range(2))
+    clamp, alpha = model.activation_clamp, model.activation_alpha
+    if clamp is not None:
+        gate, up = torch.where(gate > clamp, clamp, gate), torch.where(up.abs() > clamp, clamp * up.sign(), up)
+    if alpha is not None:
+        return part.linear("fc2", gate * torch.sigmoid(alpha * gate) * (up + 1))
+    return part.linear("fc2", _activated(gate, model) * up)
+
+
+def _activated(inner, model):
+    if model.activation == "silu":
+        return inner * torch.sigmoid(inner)
+    if "relu" in model.activation:
+        return torch.where(inner > 0, inner, 0.0) ** (2 if model.activation == "squared_relu" else 1)
+    if model.activation == "gelu_tanh":
+        return inner * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (inner + 0.044715 * inner**3)))
+    return inner * 0.5 * (1 + torch.erf(inner / 2**0.5))
 
 
 def _moe(weights, prefix, model, hidden, auxiliary):

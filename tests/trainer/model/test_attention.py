@@ -15,9 +15,13 @@ from trainer.model.attention.core_attention import AttentionCore, _has_grouped_k
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.dropout import draw_mask
 from trainer.ops.attention.backend import choose_backend
-from trainer.ops.attention.kernels import Padded, PaddedPacked, TorchEfficient, TorchFlash, TorchFlashCPU, Unfused
-from trainer.ops.attention.tiled import Packing, Tiling, tiled_attention
-from trainer.ops.attention.tiles import whole_tiles
+from trainer.ops.attention.interface import Packing
+from trainer.ops.attention.kernels import TorchEfficient, TorchFlash, TorchFlashCPU
+from trainer.ops.attention.padded import Padded, PaddedPacked, fitted
+from trainer.ops.attention.settings import AttentionSettings
+from trainer.ops.attention.tiled import TileAttention, Tiling, tiled_attention
+from trainer.ops.attention.tiles import CAUSAL, FULL, Band, whole_tiles
+from trainer.ops.attention.unfused import Unfused
 
 CPU = torch.device("cpu")
 LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -36,7 +40,12 @@ def model(backend: str, **keys: object) -> ModelConfig:
 
 
 def core(backend: str, dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> AttentionCore:
-    return AttentionCore(3, dropout, ParallelAxes(), choose_backend(model(backend), dtype, CPU))
+    return AttentionCore(3, dropout, ParallelAxes(), settings(8), choose_backend(model(backend), dtype, CPU))
+
+
+def settings(width: int, **others: object) -> AttentionSettings:
+    """Settings for heads of this width."""
+    return AttentionSettings(width**-0.5, **others)
 
 
 def forward_pass(bounds: dense.Bounds | None, randomness: MicroBatchRandomness | None = None) -> ForwardPass:
@@ -55,12 +64,13 @@ def test_backends_equal_dense_attention(backend: str, groups: int, dtype: torch.
         assert dense.worst(found, expected) <= LIMITS[dtype], (length, bounds)
 
 
-@pytest.mark.parametrize("kernel", [TorchFlashCPU(), Unfused(), Padded(TorchFlashCPU())], ids=type)
+@pytest.mark.parametrize("kernel", [TorchFlashCPU(), Unfused(), Padded(TorchFlashCPU(), 8)], ids=type)
 @pytest.mark.parametrize("causal", [True, False])
 def test_kernels_give_the_log_sum_exp(kernel, causal: bool) -> None:
     inputs, _ = dense.heads(2, 4, 2, 33, 8)
     query, key, value = (part.detach() for part in inputs)
-    output, log_sum_exp = kernel.forward(query, key, value, causal=causal)
+    band = CAUSAL if causal else FULL
+    output, log_sum_exp = kernel.forward(query, key, value, settings=settings(8), band=band)
     scores = query @ key.repeat_interleave(2, 1).mT / 8**0.5
     if causal:
         scores = scores.masked_fill(~dense.mask(33, None, 2), -torch.inf)
@@ -104,9 +114,9 @@ def test_no_scores_are_kept_for_backward() -> None:
 @pytest.mark.parametrize(
     ("kernel", "dtype", "width"),
     [
-        (TorchFlash(0.1), torch.bfloat16, 64),
-        (TorchEfficient(0.1), torch.float32, 64),
-        (Padded(TorchFlash(0.1)), torch.float16, 20),
+        (TorchFlash(), torch.bfloat16, 64),
+        (TorchEfficient(), torch.float32, 64),
+        (Padded(TorchFlash(), 8), torch.float16, 20),
     ],
     ids=["flash", "efficient", "padded"],
 )
@@ -115,29 +125,32 @@ def test_calls_of_gpu_kernels_have_the_form_that_torch_declares(kernel, dtype, w
     query, key = (
         torch.empty(33, 2, number, width, dtype=dtype, device="meta").permute(1, 2, 0, 3) for number in (4, 2)
     )
-    for queries, causal in ((query, True), (query[:, :, 16:], False)):
-        output, log_sum_exp = kernel.forward(queries, key, key, causal=causal)
+    for queries, band in ((query, CAUSAL), (query[:, :, 16:], FULL), (query[:, :, 16:], Band(5, 16))):
+        form = {"settings": settings(width), "band": band}
+        output, log_sum_exp = kernel.forward(queries, key, key, **form)
         assert output.shape == queries.shape
         assert log_sum_exp.shape == queries.shape[:3]
         assert log_sum_exp.dtype is torch.float32
-        grads = kernel.backward(torch.empty_like(output), queries, key, key, output, log_sum_exp, causal=causal)
+        grads = kernel.backward(torch.empty_like(output), queries, key, key, output, log_sum_exp, **form)
         assert [grad.shape for grad in grads] == [queries.shape, key.shape, key.shape]
 
 
-@pytest.mark.parametrize(("kernel", "width"), [(TorchFlash(0.1), 64), (PaddedPacked(TorchFlash(0.1)), 20)])
+@pytest.mark.parametrize(("kernel", "width"), [(TorchFlash(), 64), (PaddedPacked(TorchFlash(), 8), 20)])
 def test_calls_for_packed_documents_have_the_form_that_torch_declares(kernel, width) -> None:
     query, key = (
         torch.empty(33, 2, number, width, dtype=torch.bfloat16, device="meta").permute(1, 2, 0, 3) for number in (4, 2)
     )
     packing = Packing.build(whole_tiles(33, [(0, 9, 33), (0, 33)]), 2, 33, query.device)
     assert (packing.starts.shape, packing.longest) == ((4,), 33)
-    output, log_sum_exp = kernel.forward_packed(packing, query, key, key)
-    assert (output.shape, log_sum_exp.shape) == (query.shape, query.shape[:3])
-    grads = kernel.backward_packed(packing, torch.empty_like(output), query, key, key, output, log_sum_exp)
-    assert [grad.shape for grad in grads] == [query.shape, key.shape, key.shape]
+    for form in (settings(width), settings(width, window=7)):
+        output, log_sum_exp = kernel.forward_packed(packing, query, key, key, settings=form)
+        assert (output.shape, log_sum_exp.shape) == (query.shape, query.shape[:3])
+        tensors = torch.empty_like(output), query, key, key, output, log_sum_exp
+        grads = kernel.backward_packed(packing, *tensors, settings=form)
+        assert [grad.shape for grad in grads] == [query.shape, key.shape, key.shape]
 
 
-def test_heads_that_flash_does_not_take_are_not_left_to_it_in_groups(monkeypatch) -> None:
+def test_wide_heads_are_not_grouped_for_the_flash_kernel(monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
     for width in (256, 264):
         query = SimpleNamespace(is_cpu=False, is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 8, width), device="cuda")
@@ -158,14 +171,13 @@ GPU_KERNELS = [
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize(("kind", "dtype", "width"), GPU_KERNELS)
 def test_gpu_kernels_equal_dense_attention(kind, dtype, width, groups) -> None:
-    kernel = kind(width**-0.5)
-    if width % 8:
-        kernel = PaddedPacked(kernel) if kind is TorchFlash else Padded(kernel)
+    kernel = fitted(kind(), (width, width), 8)
     for length, bounds in CASES:
         inputs, grad = dense.heads(2, 4, groups, length, width, dtype)
         expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)
         heads = [part.detach().cuda().requires_grad_() for part in inputs]
-        output = tiled_attention(*heads, Tiling(whole_tiles(length, bounds)), kernel)
+        attention = TileAttention(kernel, settings(width))
+        output = tiled_attention(*heads, Tiling(whole_tiles(length, bounds)), attention)
         found = [part.cpu() for part in dense.gradients(output, heads, grad.cuda())]
         assert dense.worst(found, expected) <= max(LIMITS[dtype], 1e-5), (length, bounds)
 
@@ -173,11 +185,11 @@ def test_gpu_kernels_equal_dense_attention(kind, dtype, width, groups) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "dtype", "width"), GPU_KERNELS)
 def test_gpu_kernels_give_the_log_sum_exp_of_a_part(kind, dtype, width) -> None:
-    kernel = kind(width**-0.5) if width % 8 == 0 else Padded(kind(width**-0.5))
+    kernel = fitted(kind(), (width, width), 8)
     inputs, _ = dense.heads(2, 4, 2, 33, width, dtype)
     query, key, value = (part.detach() for part in inputs)
     query = query[:, :, 16:]
-    output, log_sum_exp = kernel.forward(query.cuda(), key.cuda(), value.cuda(), causal=False)
+    output, log_sum_exp = kernel.forward(query.cuda(), key.cuda(), value.cuda(), settings=settings(width), band=FULL)
     scores = query.double() @ key.double().repeat_interleave(2, 1).mT / width**0.5
     expected = scores.softmax(-1) @ value.double().repeat_interleave(2, 1)
     assert dense.worst([log_sum_exp.cpu().double()], [scores.logsumexp(-1)]) <= max(LIMITS[dtype], 1e-5)
@@ -189,7 +201,7 @@ def test_gpu_kernels_give_the_log_sum_exp_of_a_part(kind, dtype, width) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_backends_equal_dense_attention_on_a_gpu(dtype, groups) -> None:
     backend = choose_backend(model("fused"), dtype, torch.device("cuda"))
-    layer = AttentionCore(3, 0.0, ParallelAxes(), backend)
+    layer = AttentionCore(3, 0.0, ParallelAxes(), settings(8), backend)
     for length, bounds in CASES:
         inputs, grad = dense.heads(2, 4, groups, length, 8, dtype)
         expected = dense.gradients(dense.attention(*inputs, bounds), inputs, grad)

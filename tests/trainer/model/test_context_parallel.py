@@ -24,7 +24,10 @@ from trainer.model.context_parallel import ring, ulysses
 from trainer.model.context_parallel.axis import ContextParallel
 from trainer.model.dropout import draw_mask
 from trainer.ops.attention.backend import choose_backend
-from trainer.ops.attention.tiles import Tile, ring_chunks, ring_tiles, whole_tiles
+from trainer.ops.attention.settings import AttentionSettings
+from trainer.ops.attention.tiled import TileAttention
+from trainer.ops.attention.tiles import CAUSAL, Tile, ring_chunks, ring_tiles, whole_tiles
+from trainer.ops.attention.unfused import Unfused, outside
 from trainer.planning.sequence_division import CommunicationType
 
 CPU = torch.device("cpu")
@@ -36,6 +39,7 @@ DOCUMENTS = {
 }
 # Numbers of query heads and key heads: 3 groups are divisible neither by 2 nor by 4 ranks.
 HEADS = ((4, 4), (4, 2), (4, 1), (12, 3))
+PLAIN = AttentionSettings(8**-0.5)
 LIMITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -62,27 +66,50 @@ def axis(rank: int, size: int, communication: CommunicationType) -> ContextParal
     return ContextParallel.build(mesh, build_process_groups(mesh, timedelta(seconds=60)), communication)
 
 
-def core_of(cp: ContextParallel, backend: str, dtype: torch.dtype, dropout: float = 0.0) -> AttentionCore:
+def core_of(
+    cp: ContextParallel,
+    backend: str,
+    dtype: torch.dtype,
+    dropout: float = 0.0,
+    settings: AttentionSettings = PLAIN,
+    value_width: int = 8,
+) -> AttentionCore:
     shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_backend": backend}
-    return AttentionCore(3, dropout, ParallelAxes(cp=cp), choose_backend(ModelConfig.model_validate(shape), dtype, CPU))
+    shape |= {"multi_latent_attention": True, "qk_head_dim": 8, "v_head_dim": value_width}
+    shape |= {"attn_logit_softcapping": settings.softcap}
+    chosen = choose_backend(ModelConfig.model_validate(shape), dtype, CPU)
+    return AttentionCore(3, dropout, ParallelAxes(cp=cp), settings, chosen)
 
 
 def deviation(
-    cp: ContextParallel, core: AttentionCore, heads: tuple[int, int], documents: str, dtype: torch.dtype
+    cp: ContextParallel,
+    core: AttentionCore,
+    heads: tuple[int, int],
+    documents: str,
+    dtype: torch.dtype,
+    value_width: int = 8,
+    has_sinks: bool = False,
 ) -> float:
-    """Deviation of this rank's part of output and gradients from dense attention."""
+    """Deviation of this rank's part of output and gradients from dense attention; all of the sinks' gradient."""
     bounds = DOCUMENTS[documents]
-    whole, whole_grad = dense.heads(2, *heads, LENGTH, 8, dtype)
+    whole, whole_grad = dense.heads(2, *heads, LENGTH, 8, dtype, value_width=value_width)
     randomness = StepRandomness(1, 2).micro_batch(3) if core.dropout else None
     kept = None
     if randomness is not None:
         shape, generator = (2, LENGTH, LENGTH), partial(randomness.dropout_generator, CPU, "attention", 3)
         kept = torch.stack([draw_mask(shape, core.dropout, generator(part=head)) for head in range(heads[0])], dim=1)
-    expected = dense.gradients(dense.attention(*whole, bounds, kept, core.dropout), whole, whole_grad)
+    sinks = [torch.linspace(-1.0, 2.0, heads[0], dtype=dtype).requires_grad_()] if has_sinks else []
+    wanted = dense.attention(
+        *whole, bounds, kept, core.dropout, **vars(core.settings), sinks=sinks[0] if sinks else None
+    )
+    expected = dense.gradients(wanted, [*whole, *sinks], whole_grad)
     inputs = [cp.shard(part.detach(), 2).requires_grad_() for part in whole]
     forward_pass = ForwardPass(documents=None if bounds is None else Documents(bounds), randomness=randomness)
-    found = dense.gradients(attend(*inputs, forward_pass, core), inputs, cp.shard(whole_grad, 2))
-    return dense.worst(found, [cp.shard(part, 2) for part in expected])
+    output = attend(*inputs, forward_pass, core, sinks=sinks[0] if sinks else None)
+    found = dense.gradients(output, [*inputs, *sinks], cp.shard(whole_grad, 2))
+    for from_sinks in found[4:]:
+        dist.all_reduce(from_sinks, group=cp.group)
+    return dense.worst(found, [*(cp.shard(part, 2) for part in expected[:4]), *expected[4:]])
 
 
 def worst_of_all(
@@ -99,17 +126,39 @@ def worst_of_all(
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("communication", "dropout"), [("p2p", 0.0), ("a2a", 0.0), ("a2a", 0.3)])
-def test_divided_sequences_give_what_whole_ones_do(ranks, size, communication, dropout) -> None:
+@pytest.mark.parametrize(("communication", "dropout"), [("p2p", 0.0), ("a2a", 0.0), ("p2p", 0.3), ("a2a", 0.3)])
+def test_divided_sequences_equal_whole_sequences(ranks, size, communication, dropout) -> None:
     for found in ranks.run(worst_of_all, communication, dropout, world_size=size):
         wrong = {case: value for case, value in found.items() if not value <= LIMITS[case[1]]}
         assert not wrong
 
 
+def worst_of_settings(rank: int, size: int, communication: CommunicationType) -> dict[tuple[object, ...], float]:
+    cp = axis(rank, size, communication)
+    found: dict[tuple[object, ...], float] = {}
+    # A window within a sequence chunk, and one over several chunks.
+    options = itertools.product((None, 4, 17), (None, 1.5), (8, 5), (0.0, 0.3), DOCUMENTS)
+    for number, (window, softcap, value_width, dropout, documents) in enumerate(options):
+        settings = AttentionSettings(0.3, softcap, window=window)
+        backend = ("auto", "unfused")[number % 2]
+        core = core_of(cp, backend, torch.float64, dropout, settings, value_width)
+        case = window, softcap, value_width, dropout, documents
+        found[case] = deviation(cp, core, (4, 2), documents, torch.float64, value_width, has_sinks=number % 5 > 0)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("communication", ["p2p", "a2a"])
+def test_divided_sequences_have_all_settings(ranks, size, communication) -> None:
+    for found in ranks.run(worst_of_settings, communication, world_size=size):
+        assert len(found) == 72
+        assert not {case: value for case, value in found.items() if not value <= LIMITS[torch.float64]}
+
+
 def scores(tile: Tile) -> int:
     """Number of scores per sample and head."""
     queries, keys = (stop - start for start, stop in (tile.query, tile.key))
-    return queries * (queries + 1) // 2 if tile.causal else queries * keys
+    return queries * (queries + 1) // 2 if tile.band == CAUSAL else queries * keys
 
 
 def counted(rank: int, size: int, communication: CommunicationType) -> list[tuple[str, int]]:
@@ -138,7 +187,7 @@ def counted(rank: int, size: int, communication: CommunicationType) -> list[tupl
 def test_messages_are_those_of_the_ring(ranks, size) -> None:
     key_and_value = 2 * 2 * 2 * LENGTH // size * 8  # [2, B, G, S/c, D]: groups are never repeated for a message
     for seen in ranks.run(counted, "p2p", world_size=size):
-        # Keys travel c-1 places in forward and again in backward; their gradients travel c places, back to their rank.
+        # Keys are sent c-1 times in forward and in backward, their gradients c times, back to their rank.
         for kind in ("isend", "irecv"):
             assert [numel for name, numel in seen if name == kind] == [key_and_value] * (3 * size - 2)
 
@@ -153,7 +202,7 @@ def test_ulysses_takes_four_collectives(ranks, size) -> None:
 
 @pytest.mark.parametrize("cp_comm_type", ["p2p", "a2a"])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_shard_is_what_lies_at_its_positions(cp_comm_type: CommunicationType, dim: int) -> None:
+def test_a_ranks_part_is_the_tensor_at_its_positions(cp_comm_type: CommunicationType, dim: int) -> None:
     whole = torch.arange(3.0 * LENGTH).view((3, LENGTH) if dim else (LENGTH, 3)).requires_grad_()
     for rank in range(3):
         cp = ContextParallel(3, rank, None, cp_comm_type)
@@ -169,7 +218,7 @@ def test_a_shard_is_what_lies_at_its_positions(cp_comm_type: CommunicationType, 
 
 
 @pytest.mark.parametrize("cp_comm_type", ["p2p", "a2a"])
-def test_a_shard_is_cut_without_indices_from_the_host(cp_comm_type: CommunicationType) -> None:
+def test_a_ranks_part_is_cut_without_indices_from_the_host(cp_comm_type: CommunicationType) -> None:
     # Copying an index to a GPU would synchronise with its queue.
     whole = torch.empty(LENGTH, 2)
     with _Operations() as seen:
@@ -192,38 +241,49 @@ def test_every_rank_of_the_ring_has_the_same_load(size) -> None:
 
 @pytest.mark.parametrize("documents", DOCUMENTS)
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_tiles_are_the_mask_and_nothing_twice(size, documents) -> None:
+@pytest.mark.parametrize("window", [None, 1, 5, 17, 40])
+def test_tiles_are_the_mask_and_nothing_twice(size, documents, window) -> None:
     bounds = DOCUMENTS[documents]
     length = LENGTH // size
     painted = torch.zeros(2, LENGTH, LENGTH, dtype=torch.int64)
     places = [torch.cat([torch.arange(s, s + n) for s, n in ring_chunks(r, size, length // 2)]) for r in range(size)]
     for rank, source in itertools.product(range(size), repeat=2):
         local = torch.zeros(2, length, length, dtype=torch.int64)
-        tiles = ring_tiles(rank, source, size, length, bounds) if size > 1 else whole_tiles(length, bounds)
+        if size > 1:
+            tiles = ring_tiles(rank, source, size, length, bounds, window)
+        else:
+            tiles = whole_tiles(length, bounds, window=window)
         for tile in tiles:
             block = torch.ones(tile.query[1] - tile.query[0], tile.key[1] - tile.key[0], dtype=torch.int64)
-            block = block.tril() if tile.causal else block
-            assert block.sum() == scores(tile)
+            block[outside(tile.band, *block.shape, CPU)] = 0
+            assert block.any(0).all() and block.any(1).all(), "no row and no column without a score"
+            if window is None:
+                assert block.sum() == scores(tile)
             samples, _, queries = tile.queries
             local[samples, queries, tile.keys[2]] += block
         painted[:, places[rank][:, None], places[source]] += local
-    assert torch.equal(painted, dense.mask(LENGTH, bounds, 2)[:, 0].long())
+    assert torch.equal(painted, dense.mask(LENGTH, bounds, 2, window=window)[:, 0].long())
 
 
-def test_documents_cost_what_they_are_worth() -> None:
+def test_documents_have_no_scores_between_them() -> None:
     tiles = whole_tiles(1000, [tuple(range(0, 1001, 100))] * 3)
-    assert tiles[0] == Tile(None, (0, 100), (0, 100), causal=True)
+    assert tiles[0] == Tile(None, (0, 100), (0, 100), CAUSAL)
     assert sum(scores(tile) for tile in tiles) == 10 * 5050
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda cp: ring.ring_attention(*[torch.ones(1, 4, 3, 8)] * 3, None, cp, None), "3 positions per rank"),
+        (
+            lambda cp: ring.ring_attention(
+                *[torch.ones(1, 4, 3, 8)] * 3, None, cp, TileAttention(Unfused(), AttentionSettings(1.0))
+            ),
+            "3 positions per rank",
+        ),
         (lambda cp: ulysses.divide_heads(*[torch.ones(1, 3, 4, 8)] * 3, cp), "3 attention heads .* over 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(call, says) -> None:
+def test_indivisible_sizes_are_refused(call, says) -> None:
     with pytest.raises(ValueError, match=says):
         call(ContextParallel(size=2))
 
@@ -242,7 +302,7 @@ def tiles_of_two_layers(rank: int, size: int) -> int:
     return len(parameter_shards)
 
 
-def test_tiles_of_the_ring_are_worked_out_once_for_all_layers(ranks) -> None:
+def test_tiles_of_the_ring_are_computed_once_for_all_layers(ranks) -> None:
     assert ranks.run(tiles_of_two_layers, world_size=2) == [2, 2]
 
 
@@ -251,7 +311,7 @@ def message_devices(rank: int, size: int) -> list[str]:
     return [message_device(cp.group, torch.device(name)).type for name in ("cpu", "cuda")]
 
 
-def test_messages_of_gloo_take_the_way_through_the_host(ranks) -> None:
+def test_messages_of_gloo_go_through_host_memory(ranks) -> None:
     assert ranks.run(message_devices, world_size=2) == [["cpu", "cpu"]] * 2
 
 
@@ -272,7 +332,7 @@ def shifted_elsewhere(rank: int, size: int) -> tuple[list[str], str, bool]:
     return [str(dtype) for dtype in seen], came.device.type, bool((came == (rank - 1) % size).all())
 
 
-def test_a_shift_is_sent_from_where_the_backend_can(ranks) -> None:
+def test_a_shift_is_sent_from_memory_that_the_backend_supports(ranks) -> None:
     assert ranks.run(shifted_elsewhere, world_size=2) == [(["torch.float64"] * 2, "cpu", True)] * 2
 
 
@@ -280,7 +340,7 @@ def deviation_on_a_gpu(rank: int, size: int) -> float:
     cp = axis(rank, size, "p2p")
     shape = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_backend": "fused"}
     backend = choose_backend(ModelConfig.model_validate(shape), torch.float32, torch.device("cuda"))
-    core = AttentionCore(3, 0.0, ParallelAxes(cp=cp), backend)
+    core = AttentionCore(3, 0.0, ParallelAxes(cp=cp), AttentionSettings(8**-0.5), backend)
     bounds = DOCUMENTS["unlike"]
     whole, whole_grad = dense.heads(2, 4, 2, LENGTH, 8, torch.float32)
     expected = dense.gradients(dense.attention(*whole, bounds), whole, whole_grad)
@@ -293,11 +353,3 @@ def deviation_on_a_gpu(rank: int, size: int) -> float:
 @pytest.mark.gpu
 def test_the_ring_on_gpus_over_gloo(ranks) -> None:
     assert max(ranks.run(deviation_on_a_gpu, world_size=2)) <= 1e-5
-
-
-def test_the_ring_has_no_dropout() -> None:
-    cp = ContextParallel(size=2)
-    heads = torch.ones(1, 4, 2, 8)
-    forward_pass = ForwardPass(randomness=StepRandomness(1, 2).micro_batch(3))
-    with pytest.raises(ValueError, match="has no dropout"):
-        attend(heads, heads, heads, forward_pass, core_of(cp, "auto", torch.float32, dropout=0.1))

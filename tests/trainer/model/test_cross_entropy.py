@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from tests.trainer.spawn import Ranks
 from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from trainer.ops.loss_terms import LossTerms
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,34 @@ def test_extreme_logits_stay_finite(ranks, world_size):
     )
 
 
+def capped(rank, world_size, softcap):
+    """Losses and this rank's gradient of logits under a softcap; 13 words in 16 columns."""
+    tp = TensorParallel(world_size, rank, dist.group.WORLD if world_size > 1 else None)
+    logits, labels, weights = make(13, torch.float32, 5.0)
+    width = 16 // world_size
+    local = F.pad(logits, (0, 3), value=1e4)[..., rank * width : (rank + 1) * width].clone().requires_grad_()
+    losses = vocab_parallel_cross_entropy(local * 1, labels, 13, tp, terms=LossTerms(softcap=softcap))
+    (losses * weights).sum().backward()
+    return losses.detach(), local.grad
+
+
+@pytest.mark.parametrize("softcap", [1.5, 30.0])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_fused_cross_entropy_applies_the_softcap(ranks, world_size, softcap):
+    """A trainer that caps only the logits of evaluation trains another model, without an error."""
+    logits, labels, weights = make(13, torch.float32, 5.0)
+    logits = logits.double().requires_grad_()
+    values = softcap * torch.tanh(logits / softcap)
+    expected = F.cross_entropy(values.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    (expected * weights).sum().backward()
+    results = ranks.run(capped, softcap, world_size=world_size)
+    for losses, _ in results:
+        torch.testing.assert_close(losses.double(), expected.detach(), rtol=2e-6, atol=2e-6)
+    grad = torch.cat([part for _, part in results], -1)
+    assert not grad[..., 13:].any()
+    torch.testing.assert_close(grad[..., :13].double(), logits.grad, rtol=1e-5, atol=2e-6)
+
+
 def masked(rank, world_size, kind, dtype):
     """Losses and this rank's gradient for logits of +-10000 with few valid tokens.
 
@@ -95,7 +124,7 @@ def masked(rank, world_size, kind, dtype):
 def extremes(kind, dtype):
     generator = torch.Generator().manual_seed(4)
     logits = torch.randint(0, 2, (6, 2, 5), generator=generator) * 2e4 - 1e4
-    logits[0] = -1e4  # a token for which nothing stands out
+    logits[0] = -1e4  # a token with equal logits
     labels = torch.randint(0, 5, (6, 2), generator=generator)
     weights = torch.zeros(6, 2)
     if kind == "one":

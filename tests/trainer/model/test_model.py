@@ -15,12 +15,35 @@ from trainer.pipeline.executor import forward_backward, forward_logits
 from trainer.planning.build_config import build_config
 
 VOCAB_SIZE = 61
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Rounding has no bound of its own: it depends on the model and the processor. The reference in the trainer's dtype
+# shows how far rounding takes it from float64, and the trainer must stay within four times that. So much, two bits, may
+# come of sums in another order and of fused operations; over the models and processors it was a factor of 1.8.
+SLACK = 4
 LLAMA = {
     "position_embedding_type": "rope",
     "normalization": "RMSNorm",
     "swiglu": True,
     "disable_bias_linear": True,
     "untie_embeddings_and_output_weights": True,
+}
+GEMMA2 = {
+    **LLAMA,
+    "swiglu": False,
+    "gated_linear_unit": True,
+    "activation_func": "gelu_tanh",
+    "untie_embeddings_and_output_weights": False,
+    "norm_placement": "sandwich",
+    "apply_layernorm_1p": True,
+    "embedding_scale": 32**0.5,
+    "final_logit_softcapping": 3.0,
+}
+OPT = {
+    "norm_placement": "post",
+    "has_final_norm": False,
+    "activation_func": "relu",
+    "embedding_size": 24,
+    "position_embedding_offset": 2,
 }
 MODELS = {
     "gpt2": {"openai_gelu": True},
@@ -35,6 +58,24 @@ MODELS = {
     "qwen": {**LLAMA, "num_query_groups": 2, "add_qkv_bias": True, "rotary_base": 1e6},
     "neox": {"position_embedding_type": "rope", "rotary_percent": 0.25, "ffn_hidden_size": 80},
     "swiglu-with-bias": {"swiglu": True, "position_embedding_type": "none"},
+    "post-norm": {"norm_placement": "post", "has_final_norm": False},
+    "post-rms-norm": {**LLAMA, "norm_placement": "post"},
+    "sandwich": {**LLAMA, "norm_placement": "sandwich"},
+    "output-norm": {**LLAMA, "norm_placement": "output"},
+    "output-layer-norm": {"norm_placement": "output"},
+    "rms-norm-1p": {**LLAMA, "apply_layernorm_1p": True},
+    "layer-norm-1p": {"apply_layernorm_1p": True},
+    "parallel": {"parallel_residual": True, "add_head_bias": True, "untie_embeddings_and_output_weights": True},
+    "parallel-shared": {"parallel_residual": True, "shared_parallel_norm": True, "add_head_bias": True},
+    "gemma2": GEMMA2,
+    "opt": OPT,
+    "squared-relu": {"squared_relu": True},
+    "gated-exact-gelu": {"gated_linear_unit": True},
+    "gated-relu": {"gated_linear_unit": True, "activation_func": "relu"},
+    "clamped-gates": {**LLAMA, "activation_clamp": 0.3},
+    "gpt-oss": {**LLAMA, "disable_bias_linear": False, "activation_clamp": 0.3, "activation_alpha": 1.702},
+    "gpt-oss-experts": {**LLAMA, "num_experts": 4, "activation_clamp": 0.2, "activation_alpha": 1.702},
+    "gated-relu-experts": {"num_experts": 4, "gated_linear_unit": True, "activation_func": "squared_relu"},
 }
 
 
@@ -78,11 +119,37 @@ def stir(parameters):
                 parameter += torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2
 
 
-def reference_weights(parallel_model):
+def reference_weights(parallel_model, dtype=torch.float64):
     return {
-        name: parameter.detach().double()[: parallel_model.layouts[name].valid_rows].requires_grad_()
+        name: parameter.detach().to(dtype)[: parallel_model.layouts[name].valid_rows].requires_grad_()
         for name, parameter in parallel_model.parameters.items()
     }
+
+
+def reference(parallel_model, model, batches, scale, dtype=torch.float64):
+    """Loss of the reference, and the gradients of ``scale`` times the loss."""
+    weights = reference_weights(parallel_model, dtype)
+    loss = sum(reference_loss(weights, model, part.tokens, part.labels, part.loss_mask) for part in batches)
+    (loss * scale).backward()
+    return float(loss.detach()), {name: weight.grad.double() for name, weight in weights.items()}
+
+
+def distance(found, right):
+    """In the 2-norm, in which rounding averages out, relative to the right values."""
+    return float((found.double() - right).norm() / right.norm())
+
+
+def check_gradients(parallel_model, config, batches, scale, dtype):
+    """Compare the main gradients with the reference in float64; returns the reference's loss."""
+    loss, expected = reference(parallel_model, config.model, batches, scale)
+    _, rounded = reference(parallel_model, config.model, batches, scale, dtype)
+    rounding = max(distance(rounded[name], right) for name, right in expected.items())
+    for name, right in expected.items():
+        gradient = parallel_model.gradients.main_grad(name)
+        assert gradient.dtype == torch.float32
+        assert distance(gradient[: len(right)], right) <= SLACK * rounding, name
+        assert not gradient[len(right) :].any(), name
+    return loss
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all-tokens", "masked"])
@@ -92,18 +159,9 @@ def test_loss_and_gradients_equal_the_reference(model, masked):
     stir(parallel_model.parameters)
     batches = [batch(0, masked), batch(1, masked)]
     loss = forward_backward(parallel_model, batches, valid_tokens=10, loss_scale=1.0, randomness=StepRandomness(1, 0))
-    weights = reference_weights(parallel_model)
-    expected = sum(reference_loss(weights, config.model, part.tokens, part.labels, part.loss_mask) for part in batches)
-    (expected / 10).backward()
-    expected = expected.detach()
-    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
-    for name, weight in weights.items():
-        gradient = parallel_model.gradients.main_grad(name)
-        valid = parallel_model.layouts[name].valid_rows or len(gradient)
-        # In the 2-norm rounding averages out; that of the worst element depends on the processor.
-        error = (gradient[:valid].double() - weight.grad).norm()
-        assert float(error) <= 2e-6 * float(weight.grad.norm()), name
-        assert not gradient[valid:].any(), name
+    expected = check_gradients(parallel_model, config, batches, 1 / 10, torch.float32)
+    # Some ten roundings of 2^-24 in the loss of each token.
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -111,31 +169,25 @@ def test_logits_equal_the_reference(model):
     config, parallel_model = build(model)
     tokens = batch().tokens[:, :7]
     logits = forward_logits(parallel_model, tokens)
-    torch.testing.assert_close(
-        logits.double(), reference_logits(reference_weights(parallel_model), config.model, tokens), atol=2e-5, rtol=0
+    expected, rounded = (
+        reference_logits(reference_weights(parallel_model, dtype), config.model, tokens).detach()
+        for dtype in (torch.float64, torch.float32)
     )
+    assert logits.shape == expected.shape
+    assert distance(logits, expected) <= SLACK * distance(rounded, expected)
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama-grouped"])
-@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.03), ("fp16", 0.004)])
-def test_16_bit_stays_near_the_reference(model, precision, bound):
-    # 2^-8 and 2^-11 of rounding in each of about ten steps; relative to the largest entry of each gradient.
+@pytest.mark.parametrize("model", ["gpt2", "llama-grouped", "gemma2"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bit_stays_near_the_reference(model, precision):
     config, parallel_model = build(MODELS[model], **{precision: True})
     loss = forward_backward(
         parallel_model, [batch(masked=True)], valid_tokens=10, loss_scale=8.0, randomness=StepRandomness(1, 0)
     )
-    weights = reference_weights(parallel_model)
-    part = batch(masked=True)
-    expected = reference_loss(weights, config.model, part.tokens, part.labels, part.loss_mask)
-    (expected * 0.8).backward()
-    expected = expected.detach()
+    expected = check_gradients(parallel_model, config, [batch(masked=True)], 0.8, DTYPES[precision])
     assert loss.dtype == torch.float64
-    assert float(loss) == pytest.approx(float(expected), rel=bound)
-    for name, weight in weights.items():
-        gradient = parallel_model.gradients.main_grad(name)
-        assert gradient.dtype == torch.float32
-        error = (gradient[: len(weight)].double() - weight.grad).abs().max()
-        assert float(error) <= bound * float(weight.grad.abs().max()), name
+    # The errors of tokens average out: a tenth of this was seen.
+    assert float(loss) == pytest.approx(expected, rel=torch.finfo(DTYPES[precision]).eps)
 
 
 def test_initial_values_follow_the_published_rule():
@@ -170,7 +222,7 @@ def test_initial_values_depend_on_seed_and_name_only():
 
 def test_tied_table_is_one_parameter():
     _, tied = build({})
-    assert tied.chunks[0].head.weight is tied.chunks[0].embedding.word.weight
+    assert tied.chunks[0].head.output.weight is tied.chunks[0].embedding.word.weight
     assert "head.weight" not in tied.parameters
     assert not tied.layouts["embedding.word.weight"].tied_over_stages
     _, untied = build(MODELS["gpt2-untied"])

@@ -261,7 +261,7 @@ def travel(rank, world_size, num_experts):
 
 
 @pytest.mark.parametrize(("world_size", "num_experts"), [(2, 4), (4, 4), (4, 8)])
-def test_rows_travel_to_their_experts_and_back(ranks, world_size, num_experts):
+def test_rows_are_sent_to_their_experts_and_back(ranks, world_size, num_experts):
     assert len(set(ranks.run(travel, num_experts, world_size=world_size))) > 1, "the test needs unequal row counts"
 
 

@@ -13,14 +13,14 @@ import torch
 from tests.trainer.data.token_files import write
 from tests.trainer.parity.layout_parity import disturb_vectors
 from tests.trainer.spawn import Ranks
-from trainer.commands.evaluate import evaluate
-from trainer.commands.serial_model import SerialModel
 from trainer.config.train_config import TrainConfig
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.samples.batches import MicroBatch, Packing
 from trainer.data.samples.sources import Source
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
+from trainer.evaluation.perplexity import evaluate_text
+from trainer.generation.model import GenerationModel
 from trainer.parallel_model import ParallelModel, build_model
 from trainer.pipeline.executor import forward_backward, forward_only
 from trainer.planning.build_config import build_config
@@ -161,18 +161,18 @@ def test_evaluation_of_a_checkpoint_keeps_documents_apart(tmp_path) -> None:
     write(tmp_path / "d", [text], VOCAB_SIZE)
     tokens = IndexedDataset(tmp_path / "d")
     model = build("llama", ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), {})
-    serial = SerialModel(model, config("llama"), VOCAB_SIZE, tmp_path, 0, torch.device("cpu"))
+    serial = GenerationModel(model, config("llama"), VOCAB_SIZE, tmp_path, 0, torch.device("cpu"))
     rules = Packing(EOD, separate_attention=True, restart_positions=True)
     source = Source("data.data_path", tokens, None, range(1))
     # The windows are the samples of the batch, except for the label at the border between the two.
     labels = whole.labels.clone()
     labels[0, -1] = whole.tokens[1, 0]
     expected = forward_only(model, [rules.apply(MicroBatch(whole.tokens, labels))])
-    found = evaluate(serial, source, None, None, rules)
+    found = evaluate_text(serial, source, None, None, rules)
     assert (found.tokens, found.loss) == (2 * LENGTH, pytest.approx(float(expected) / (2 * LENGTH), rel=1e-6))
-    assert abs(evaluate(serial, source, None, None).loss - found.loss) > 1e-3
+    assert abs(evaluate_text(serial, source, None, None).loss - found.loss) > 1e-3
     # A last window that is not full: its padding does not count.
     cut = MicroBatch(whole.tokens[:1], labels[:1], (torch.arange(LENGTH) < 20).float()[None])
     expected = forward_only(model, [rules.apply(cut)])
-    found = evaluate(serial, source, None, 20, rules)
+    found = evaluate_text(serial, source, None, 20, rules)
     assert (found.tokens, found.loss) == (20, pytest.approx(float(expected) / 20, rel=1e-6))

@@ -154,9 +154,9 @@ def test_kept_memory_of_a_llama():
 def test_attention_that_keeps_no_scores_is_not_run_again():
     replayed = []
 
-    def attend_and_count(*arguments):
+    def attend_and_count(*arguments, **options):
         replayed.append(torch.is_grad_enabled())
-        return attend(*arguments)
+        return attend(*arguments, **options)
 
     with mock.patch.object(self_attention, "attend", attend_and_count):
         for model, calls in ((GPT2, [False, True]), (LLAMA, [True])):
@@ -186,7 +186,7 @@ def test_layers_are_counted_per_virtual_stage():
     assert plan(0, **FORMS["uniform-3"]).runs(0) == ()
 
 
-def test_without_anything_to_go_back_to_the_function_just_runs():
+def test_without_gradients_the_function_just_runs():
     weight = nn.Parameter(torch.ones(3))
 
     def scale(tensor, **_):
@@ -199,7 +199,7 @@ def test_without_anything_to_go_back_to_the_function_just_runs():
         assert recompute(scale, plain.requires_grad_()).grad_fn is None
 
 
-def test_hooks_and_sinks_get_each_contribution_once():
+def test_hooks_and_accumulators_get_each_contribution_once():
     layer = nn.Linear(3, 3)
     calls = []
     layer.weight.register_post_accumulate_grad_hook(lambda weight: calls.append(weight.grad.clone()))
@@ -227,7 +227,7 @@ def test_an_input_that_was_changed_in_place_is_noticed():
         output.sum().backward()
 
 
-def test_what_is_forgotten_is_found_again():
+def test_forgotten_results_are_computed_again():
     computed = []
     inputs = torch.randn(4, 6, requires_grad=True)
 

@@ -16,6 +16,7 @@ from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
+from trainer.model.attention.latent_attention import LatentAttention
 from trainer.model.attention.self_attention import SelfAttention
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.dropout import hidden_dropout
@@ -102,7 +103,7 @@ def test_column_and_row_pair(ranks, world_size, sequence_parallel, with_accumula
     torch.testing.assert_close(torch.cat(found[2], 0), up_grad)
     torch.testing.assert_close(torch.cat(found[3], 1), down_grad)
     torch.testing.assert_close(torch.cat(found[4], 0), up_bias_grad)
-    # The row-parallel bias meets only this rank's part of the sequence: its gradient is summed over tp later.
+    # The row-parallel bias is added to this rank's part of the sequence only: its gradient is summed over tp later.
     total = sum(found[5]) if sequence_parallel else found[5][0]
     torch.testing.assert_close(total, bias_grad)
 
@@ -164,7 +165,7 @@ def order_of_issue(rank, world_size, sequence_parallel):
         (True, "gather, wait, product, backward, gather, product, sum, wait, weight gradient, wait"),
     ],
 )
-def test_collectives_of_backward_travel_during_products(ranks, sequence_parallel, expected):
+def test_collectives_of_backward_overlap_with_products(ranks, sequence_parallel, expected):
     """The gather and the sum of backward overlap with matrix products.
 
     The gather overlaps with the input gradient's product, the sum with the other product.
@@ -219,7 +220,7 @@ def divided_dropout(rank, world_size, sequence_parallel):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_dropout_of_a_sequence_shard_is_that_of_the_whole(ranks, world_size):
+def test_dropout_of_a_part_of_the_sequence_is_that_of_the_whole(ranks, world_size):
     [expected] = ranks.run(divided_dropout, False, world_size=1)
     assert torch.equal(torch.cat(ranks.run(divided_dropout, True, world_size=world_size), 0), expected)
     assert torch.equal(ranks.run(divided_dropout, False, world_size=world_size)[1], expected)
@@ -250,17 +251,18 @@ ATTENTION = {
 
 def attention(rank, world_size, options, sequence_parallel):
     """Output, input gradient, and each parameter's gradient with its shard boxes, of one self-attention."""
-    model = ModelConfig(**ATTENTION, **options)
+    model = ModelConfig(**{**ATTENTION, **options})
     mesh = ParallelMesh(tp=world_size, pp=1, dp=1, rank=rank, kv_copies=max(1, world_size // model.query_groups))
     groups = build_process_groups(mesh, timedelta(seconds=60))
     axes = ParallelAxes(tp=TensorParallel.build(mesh, groups, sequence_parallel))
     builder = ParameterBuilder(3, mesh, sequence_parallel, torch.float64, torch.device("cpu"))
-    layer = SelfAttention(model, 1, builder, axes)
+    kind = LatentAttention if model.multi_latent_attention else SelfAttention
+    layer = kind(model, 1, builder, axes)
     with torch.no_grad():
         for name, layout in builder.layouts.items():
             if not layout.decay:
                 builder.parameters[name] += layout.shard(draw(name, *layout.global_shape), mesh)
-    rotary = RotaryTable.build(LENGTH, model.head_dim // 2, 1e4, torch.float64, torch.device("cpu"))
+    rotary = RotaryTable.of(model, LENGTH, torch.float64, torch.device("cpu"))
     forward_pass = ForwardPass(rotary, randomness=StepRandomness(1, 2).micro_batch(3))
     inputs = axes.tp.sequence_shard(draw("inputs", LENGTH, BATCH, model.hidden_size)).clone().requires_grad_()
     output = layer(inputs, forward_pass)
@@ -293,16 +295,8 @@ def put_together(reports, shapes, column):
     return wholes
 
 
-@pytest.mark.parametrize(("bias", "dropout"), [("none", 0.0), ("qkv", 0.3), ("all", 0.3)])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize(("world_size", "groups"), [(4, 2), (4, 1), (2, 1), (4, 4), (2, 4)])
-def test_attention_with_more_ranks_than_query_groups(ranks, world_size, groups, sequence_parallel, bias, dropout):
-    options = {
-        "num_query_groups": groups,
-        "disable_bias_linear": bias != "all",
-        "add_qkv_bias": bias == "qkv",
-        "attention_dropout": dropout,
-    }
+def check_attention(ranks, options, world_size, sequence_parallel):
+    """Require results, gradients and initial values of divided attention to be those of one rank."""
     [whole] = ranks.run(attention, options, False, world_size=1)
     reports = ranks.run(attention, options, sequence_parallel, world_size=world_size)
     for which in (0, 1):
@@ -316,6 +310,52 @@ def test_attention_with_more_ranks_than_query_groups(ranks, world_size, groups, 
     serial, divided = (put_together(report, shapes, 1) for report in ([whole], reports))
     for name, gradient in serial.items():
         torch.testing.assert_close(divided[name], gradient, msg=name)
+
+
+RANKS_AND_GROUPS = [(4, 2), (4, 1), (2, 1), (4, 4), (2, 4)]
+
+
+@pytest.mark.parametrize(("bias", "dropout"), [("none", 0.0), ("qkv", 0.3), ("all", 0.3)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("world_size", "groups"), RANKS_AND_GROUPS)
+def test_attention_with_more_ranks_than_query_groups(ranks, world_size, groups, sequence_parallel, bias, dropout):
+    options = {
+        "num_query_groups": groups,
+        "disable_bias_linear": bias != "all",
+        "add_qkv_bias": bias == "qkv",
+        "attention_dropout": dropout,
+    }
+    check_attention(ranks, options, world_size, sequence_parallel)
+
+
+@pytest.mark.parametrize("scope", ["head", "all"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("world_size", "groups"), RANKS_AND_GROUPS)
+def test_gradients_of_query_and_key_norms_are_summed_over_tp(ranks, world_size, groups, sequence_parallel, scope):
+    """Each rank sees only its own heads; trainers that forget this sum train on, a little worse."""
+    options = {"num_query_groups": groups, "qk_layernorm": True, "qk_layernorm_scope": scope}
+    check_attention(ranks, {**options, "normalization": "RMSNorm"}, world_size, sequence_parallel)
+    if scope == "head":
+        check_attention(ranks, {**options, "normalization": "LayerNorm"}, world_size, sequence_parallel)
+
+
+LATENT = {
+    "multi_latent_attention": True,
+    "kv_lora_rank": 6,
+    "qk_head_dim": 4,
+    "qk_pos_emb_head_dim": 2,
+    "v_head_dim": 5,
+    "rotary_percent": 1.0,
+    "normalization": "RMSNorm",
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("q_lora_rank", [None, 7])
+@pytest.mark.parametrize(("world_size", "sequence_parallel"), [(2, False), (4, False), (4, True)])
+def test_latent_attention_divides_heads_and_copies_latents(ranks, world_size, sequence_parallel, q_lora_rank, dropout):
+    options = {**LATENT, "q_lora_rank": q_lora_rank, "attention_dropout": dropout}
+    check_attention(ranks, options, world_size, sequence_parallel)
 
 
 def test_ranks_that_neither_share_nor_divide_the_groups_are_refused():

@@ -25,7 +25,7 @@ from tests.trainer.ops.op_checks import (
     run,
     sparse_tensor,
 )
-from trainer.ops.activation import ACTIVATION, Activation
+from trainer.ops.activation import ACTIVATION, Activation, GateLimits
 from trainer.ops.operation import Backend, Implementation
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
@@ -37,12 +37,17 @@ FORMS: tuple[tuple[Activation, bool], ...] = (
     ("gelu", False),
     ("gelu_tanh", False),
     ("silu", False),
+    ("squared_relu", False),
+    ("relu", True),
+    ("relu", False),
+    ("squared_relu", True),
 )
+SMOOTH: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
 
 # LLMCTL_V4_BFLOAT16 in csrc/common/cpu/isa.h.
 _BY_INSTRUCTION = 3
 
-KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "squared_relu": 4}
 
 
 def _native(
@@ -63,7 +68,9 @@ def formula(
     """The definition in torch operations, with autograd's gradient."""
     inner = inner if bias is None else inner + bias
     gate, up = inner.chunk(2, -1) if gated else (inner, torch.ones_like(inner))
-    if kind == "gelu":
+    if kind in ("relu", "squared_relu"):
+        share = (gate > 0).to(gate) * (gate if kind == "squared_relu" else 1.0)
+    elif kind == "gelu":
         share = torch.special.ndtr(gate)
     elif kind == "gelu_tanh":
         share = torch.sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3))
@@ -107,7 +114,7 @@ def test_errors_of_small_calls_are_those_of_rounding(kind: Activation, gated: bo
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize(("kind", "gated"), FORMS)
-def test_eager_torch_is_right(kind: Activation, gated: bool, backend: Backend) -> None:
+def test_reference_torch_is_right(kind: Activation, gated: bool, backend: Backend) -> None:
     given = arguments((5, 123), torch.float64, kind, gated)
     found, gradients, _ = run(SMALL.implementations[backend].function, given)
     right, *_ = run(formula, given, gradients=gradients)
@@ -129,7 +136,7 @@ def test_errors_are_those_of_rounding_without_bias_or_weights(
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_arguments_may_be_laid_out_anyhow(gated: bool, layout: str) -> None:
+def test_arguments_may_have_any_layout(gated: bool, layout: str) -> None:
     check_against_oracle(LIBRARY, "native", arguments((4, 3, 45), torch.bfloat16, "gelu", gated), layout=layout)
 
 
@@ -157,9 +164,9 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SMOOTH)
 def test_float32_is_right_to_a_few_units_in_the_last_place(kind: Activation) -> None:
-    # Left of -3, where GeLU is above -0.005, its error grows with the square: csrc/common/scalar_math.h says why.
+    # Left of -3, where GeLU is above -0.005, its error grows with the square: see csrc/common/scalar_math.h.
     # Eager's is more than a hundred times as large there.
     inner = torch.linspace(-3.0, 12.0, 100_003)
     found, slope = _value_and_slope(inner, kind, _native)
@@ -180,7 +187,7 @@ def _value_and_slope(
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SMOOTH)
 def test_far_out_functions_are_zero_or_their_argument(kind: Activation, dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max / 2
     inner = torch.tensor([[-largest, -2000.0, -1000.0, -0.0, 1000.0, 2000.0, largest, math.nan]], dtype=dtype)
@@ -190,6 +197,42 @@ def test_far_out_functions_are_zero_or_their_argument(kind: Activation, dtype: t
     assert torch.equal(result[0, :-1], inner[0, :-1].clamp(min=0))
     assert torch.equal(slope[0, :-1], torch.tensor([0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0], dtype=dtype))
     assert result[0, -1].isnan() and slope[0, -1].isnan()
+
+
+@pytest.mark.parametrize(("kind", "squared"), [("relu", False), ("squared_relu", True)])
+def test_far_out_relu_is_zero_or_its_argument(kind: Activation, squared: bool, dtype: torch.dtype) -> None:
+    inner = torch.tensor([[-math.inf, -2000.0, -0.0, 0.0, 64.0, math.nan]], dtype=dtype).requires_grad_()
+    result = _native(inner, None, None, kind, False)
+    (slope,) = torch.autograd.grad(result, inner, torch.ones_like(result))
+    assert result[0, :-1].tolist() == [0.0, 0.0, 0.0, 0.0, 4096.0 if squared else 64.0]
+    assert slope[0, :-1].tolist() == [0.0, 0.0, 0.0, 0.0, 128.0 if squared else 1.0]
+    assert result[0, -1].isnan()
+
+
+LIMITS = (GateLimits(7.0, 1.702), GateLimits(7.0), GateLimits(alpha=1.702))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("backend", ["reference", "native", "torch"])
+def test_limits_of_gates_are_those_of_gpt_oss(limits: GateLimits, backend: Backend) -> None:
+    inner, bias, weights, kind, gated = arguments((5, 123), torch.float64)
+    with torch.no_grad():
+        inner.mul_(3.0)
+    gate, up = (inner + bias).chunk(2, -1)
+    assert ((gate > 7).any() and (up > 7).any() and (up < -7).any()).item()
+    if limits.clamp is not None:
+        gate, up = torch.minimum(gate, torch.tensor(7.0)), torch.clamp(up, -7.0, 7.0)
+    alpha = limits.alpha or 1.0
+    expected = gate * torch.sigmoid(alpha * gate) * (up + (limits.alpha is not None)) * weights.unsqueeze(-1)
+    activated = SMALL.implementations[backend].function(inner, bias, weights, kind, gated, limits)
+    torch.testing.assert_close(activated, expected, rtol=1e-12, atol=1e-13)
+    grads = drawn(tuple(expected.shape), torch.float64, seed=3)
+    leaves = (inner, bias, weights)
+    for found, right in zip(
+        torch.autograd.grad(activated, leaves, grads), torch.autograd.grad(expected, leaves, grads), strict=True
+    ):
+        torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.cpu_only
@@ -264,16 +307,17 @@ def test_rows_beyond_two_to_the_31_elements() -> None:
     assert torch.equal(grad_inner[-1:], grad)
 
 
-def test_torch_keeps_what_it_does_in_one_kernel() -> None:
+def test_calls_that_torch_computes_in_one_kernel_use_torch() -> None:
     inner, *_ = arguments((3, 8), torch.float32, gated=False)
     own = ACTIVATION.implementations["native"].function
     for kind in KINDS:
-        of_torch = type(own(inner, None, None, kind, False).grad_fn).__name__ in ("GeluBackward0", "SiluBackward0")
-        assert of_torch is (kind == "gelu" or inner.is_cuda)
+        name = type(own(inner, None, None, kind, False).grad_fn).__name__
+        of_torch = name in ("GeluBackward0", "SiluBackward0", "ReluBackward0")
+        assert of_torch is (kind in ("gelu", "relu") or (inner.is_cuda and kind != "squared_relu"))
         assert "llmctl" in type(own(inner, torch.zeros(8), None, kind, False).grad_fn).__name__
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_are_refused() -> None:
     run = partial(torch.ops.llmctl.activation, kind=0, gated=True)
     with pytest.raises(RuntimeError, match="no pairs"):
         run(torch.zeros(2, 5), None, None)
@@ -281,5 +325,5 @@ def test_what_does_not_fit_is_refused() -> None:
         run(torch.zeros(2, 4), torch.zeros(3), None)
     with pytest.raises(RuntimeError, match="3 row weights for 2 rows"):
         run(torch.zeros(2, 4), None, torch.zeros(3))
-    with pytest.raises(RuntimeError, match="no activation 3"):
-        torch.ops.llmctl.activation(torch.zeros(2, 4), None, None, 3, True)
+    with pytest.raises(RuntimeError, match="no activation 5"):
+        torch.ops.llmctl.activation(torch.zeros(2, 4), None, None, 5, True)

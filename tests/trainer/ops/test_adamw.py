@@ -115,7 +115,7 @@ def test_many_steps_are_those_of_torch(backend):
 
 
 @pytest.mark.parametrize("dtype", LOW[1:], ids=str)
-def test_it_is_tried_as_training_calls_it(dtype):
+def test_examples_are_calls_of_training(dtype):
     """The example has float32 gradients and 16-bit weights."""
     for example in ADAMW.examples:
         _, grads, _, _, copies, _ = example(torch.device("cpu"), dtype, torch.Generator().manual_seed(1))
@@ -128,7 +128,7 @@ def test_copies_are_the_masters_rounded():
     assert torch.equal(copies[0], masters[0].to(torch.bfloat16))
 
 
-def test_gradients_that_are_not_finite_do_what_arithmetic_says():
+def test_gradients_that_are_not_finite_follow_arithmetic():
     masters, grads, averages, squares, copies, constants = arguments((40,), torch.float32, None)
     grads[0][7], grads[0][8] = torch.inf, torch.nan
     ADAMW.implementations["native"].function(masters, grads, averages, squares, copies, constants)
@@ -204,7 +204,7 @@ def test_registration(copy):
         (lambda a: a[3].__setitem__(1, a[2][1]), "two of the tensors that it changes share memory"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, sentence):
+def test_mismatched_arguments_are_refused(change, sentence):
     given = arguments((5, 9), torch.float32, None)
     change(given)
     with pytest.raises(RuntimeError, match=sentence):

@@ -72,7 +72,7 @@ def test_errors_are_those_of_rounding(shape, dtype):
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize(("with_bias", "with_residual"), FORMS)
-def test_eager_torch_is_right(with_bias, with_residual):
+def test_reference_torch_is_right(with_bias, with_residual):
     given = arguments((5, 3, 17), torch.float64, with_bias, with_residual)
     found, gradients, _ = run(REFERENCE, given)
     right, *_ = run(formula, given, gradients=gradients)
@@ -114,7 +114,7 @@ def test_rows_are_dropped_alike_wherever_they_are(function):
 
 
 @pytest.mark.cpu_only
-def test_the_share_of_what_is_dropped_and_its_independence():
+def test_share_and_independence_of_dropped_elements():
     kept = kept_elements(torch.Size((1000, 1000)), torch.arange(1000), PROBABILITY, SEED).double()
     deviation = math.sqrt(PROBABILITY * (1 - PROBABILITY) / kept.numel())
     assert abs(kept.mean().item() - (1 - PROBABILITY)) < 4 * deviation
@@ -139,7 +139,7 @@ def test_probability_zero_keeps_all():
         ({2: torch.zeros(5, 124)}, "residual has another shape"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, sentence):
+def test_mismatched_arguments_are_refused(change, sentence):
     given = list(arguments((5, 123), torch.float32))
     for place, value in change.items():
         given[place] = value

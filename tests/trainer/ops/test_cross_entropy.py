@@ -35,6 +35,7 @@ TERMS = {
     "z-loss": LossTerms(z_loss=0.01),
     "smoothing": LossTerms(label_smoothing=0.2),
     "all": EVERYTHING,
+    "softcap": replace(EVERYTHING, softcap=3.0),
 }
 SHAPES = [
     ((1, 1), 1),
@@ -69,6 +70,7 @@ def arguments(shape, num_valid, dtype, terms=PLAIN):
 def formula(logits, labels, columns, terms):
     """The definition in torch operations, with autograd's gradient."""
     valid = logits[..., : columns.num_valid]
+    valid = valid if terms.softcap is None else terms.softcap * torch.tanh(valid / terms.softcap)
     log_z = valid.logsumexp(-1)
     is_ignored = labels == terms.ignore_index
     picked = valid.gather(-1, labels.masked_fill(is_ignored, 0).unsqueeze(-1)).squeeze(-1)
@@ -78,7 +80,7 @@ def formula(logits, labels, columns, terms):
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("terms", ["plain", "all"])
+@pytest.mark.parametrize("terms", ["plain", "all", "softcap"])
 @pytest.mark.parametrize(("shape", "num_valid"), SHAPES, ids=str)
 def test_errors_are_those_of_rounding(shape, num_valid, terms, dtype):
     given = arguments(shape, num_valid, dtype, TERMS[terms])
@@ -97,7 +99,7 @@ def test_errors_of_small_calls_are_those_of_rounding(shape, num_valid, terms, dt
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("terms", TERMS)
-def test_eager_torch_is_right(terms, dtype):
+def test_reference_torch_is_right(terms, dtype):
     logits, labels, columns, terms = arguments((37, 1000), 999, dtype, TERMS[terms])
     losses = function("reference")(logits * 1, labels, columns, terms)
     exact = logits.detach().double().requires_grad_()
@@ -124,7 +126,7 @@ def test_it_is_the_loss_of_torch(smoothing, backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_memory_may_be_laid_out_in_any_way(dtype, layout):
+def test_arguments_may_have_any_layout(dtype, layout):
     given = arguments((3, 7, 129), 129, dtype, EVERYTHING)
     check_against_oracle(CROSS_ENTROPY, "native", given, layout=layout, oracle=formula, consumes=True)
 
@@ -146,7 +148,7 @@ def test_gradients_are_those_of_finite_differences(terms, backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_torch_knows_what_the_ops_do(dtype):
+def test_torch_knows_the_ops(dtype):
     logits, labels, *_ = arguments((5, 33), 30, dtype)
     logits, keeps = logits.detach(), logits.is_cpu and dtype in (torch.float32, torch.float64)
     for sums_logits in (False, True):
@@ -264,7 +266,7 @@ def test_infinitely_unlikely_columns(parts, dtype, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize("spoil", ["nan", "negative nan", "inf", "nothing but -inf"])
-def test_what_is_not_a_number_stays_none(spoil, parts, backend):
+def test_nan_stays_nan(spoil, parts, backend):
     logits = drawn((3, 16), torch.float32)
     if spoil == "nothing but -inf":
         logits[1] = -torch.inf
@@ -350,7 +352,7 @@ def test_rows_beyond_two_to_the_31_elements(dtype):
     assert not logits[rows - 4 : rows - 2].any()
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_are_refused():
     stats = torch.ops.llmctl.cross_entropy_stats
     logits, labels = torch.ones(3, 8), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="labels are not one for each of the 3 rows"):

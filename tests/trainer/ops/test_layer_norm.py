@@ -42,7 +42,7 @@ def test_errors_are_those_of_rounding(shape, dtype):
 
 @pytest.mark.usefixtures("level")
 def test_rows_of_one_element_are_the_bias(dtype):
-    """An exact 0 has no relative error: the bound is the rounding of cancelling terms."""
+    """The bound is the rounding of cancelling terms; a 0 has no relative error."""
     values = arguments((7, 1), dtype)
     gradient = drawn((7, 1), dtype, seed=3)
     normed = NATIVE(*values)
@@ -55,7 +55,7 @@ def test_rows_of_one_element_are_the_bias(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_memory_may_be_laid_out_in_any_way(dtype, layout):
+def test_arguments_may_have_any_layout(dtype, layout):
     check_against_oracle(LAYER_NORM, "native", arguments((3, 37, 129), dtype), layout=layout)
 
 
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_finite_differences():
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 16), torch.bfloat16), ((0, 8), torch.float32)], ids=str)
-def test_torch_knows_what_the_ops_do(shape, dtype):
+def test_torch_knows_the_ops(shape, dtype):
     hidden, weight, bias, _ = arguments(shape, dtype)
     check_registration(torch.ops.llmctl.layer_norm, (hidden, weight, bias, EPSILON))
     hidden, weight, bias = hidden.detach(), weight.detach(), bias.detach()
@@ -128,7 +128,7 @@ def test_rows_beyond_two_to_the_31_elements(dtype):
     assert not normed[rows - 4 : rows - 2].any()
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_are_refused():
     hidden, weight = torch.ones(3, 8), torch.ones(8)
     with pytest.raises(RuntimeError, match="bias has 7 elements, not one for each of the 8 channels"):
         torch.ops.llmctl.layer_norm(hidden, weight, torch.ones(7), EPSILON)

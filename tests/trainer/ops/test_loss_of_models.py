@@ -41,7 +41,7 @@ def test_models_compute_the_same(model, dtype):
     check_errors(own, reference, results(model, REFERENCE, torch.float64), slack=64.0)
 
 
-def test_what_is_computed_again_is_the_same_bits():
+def test_recomputation_gives_the_same_bits():
     check_same_bits(results("gpt2", NATIVE, torch.float32, FORMS["core_attn"]), results("gpt2", NATIVE, torch.float32))
 
 

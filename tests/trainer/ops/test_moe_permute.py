@@ -85,7 +85,7 @@ def test_small_calls_have_the_same_bits(shape):
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("shape", SHAPES)
-def test_eager_torch_is_right(shape):
+def test_reference_torch_is_right(shape):
     cases = ((MOE_PERMUTE, there, formula_there), (MOE_UNPERMUTE, back, formula_back))
     for operation, arguments, formula in cases:
         given = arguments(shape, torch.float64)
@@ -94,7 +94,7 @@ def test_eager_torch_is_right(shape):
         torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-11)
 
 
-def test_nothing_is_left_of_tokens_whose_choices_were_all_dropped(dtype):
+def test_tokens_whose_choices_were_all_dropped_are_zero(dtype):
     choices, places = torch.zeros(0, dtype=torch.int64), torch.zeros((5, 2), dtype=torch.int64)
     rows, weights = drawn((0, 17), dtype).requires_grad_(), drawn((5, 2), wide(dtype)).requires_grad_()
     check_against_oracle(MOE_PERMUTE, "native", (drawn((5, 17), dtype).requires_grad_(), choices, places))
@@ -135,7 +135,7 @@ def test_there_and_back_is_the_token_where_weights_sum_to_one():
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_nothing_is_read_in_the_place_of_what_was_dropped(backend):
+def test_nothing_is_read_for_dropped_choices(backend):
     """An infinite row affects only its token; a dropped choice's weight affects nothing."""
     permute, unpermute = (operation.implementations[backend].function for operation in (MOE_PERMUTE, MOE_UNPERMUTE))
     tokens, choices, places = there((5, 2, 16), torch.float32)
@@ -153,7 +153,7 @@ def test_nothing_is_read_in_the_place_of_what_was_dropped(backend):
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("number", [-1, 10])
-def test_numbers_of_nothing_are_refused_on_cpus(backend, number):
+def test_invalid_indices_are_refused_on_cpus(backend, number):
     rows, weights, choices, places = back((5, 2, 16), torch.float32)
     unpermute = MOE_UNPERMUTE.implementations[backend].function
     wrong = choices.clone().index_fill_(0, torch.tensor([2]), number)
@@ -173,7 +173,7 @@ def test_numbers_of_nothing_are_refused_on_cpus(backend, number):
         ({0: torch.zeros(3, 4, 5)}, "rows have 3 dims"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, sentence):
+def test_mismatched_arguments_are_refused(change, sentence):
     rows, weights, _, places = back((5, 2, 16), torch.float32)
     given = [rows, places, weights]
     for place, value in change.items():
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused(change, sentence):
 
 
 @pytest.mark.cpu_only
-def test_numbers_of_nothing_do_no_harm_on_a_gpu(emulated_cuda: EmulatedCuda):
+def test_invalid_indices_do_no_harm_on_a_gpu(emulated_cuda: EmulatedCuda):
     """Places beyond the rows count as dropped; choices beyond the tokens have no gradient."""
     rows, tokens = guarded(drawn((2, 8), torch.float32)), guarded(torch.full((3, 8), torch.nan))
     places = guarded(torch.tensor([[0, -1], [3, 1], [-(1 << 60), 1 << 60]]))

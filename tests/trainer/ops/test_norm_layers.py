@@ -47,7 +47,7 @@ def test_layers_compute_the_same(model, dtype):
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_computed_again_is_the_same_bits(model, form):
+def test_recomputation_gives_the_same_bits(model, form):
     check_same_bits(results(model, NATIVE, torch.float32, FORMS[form]), results(model, NATIVE, torch.float32))
 
 

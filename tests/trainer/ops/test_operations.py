@@ -72,7 +72,7 @@ def launched():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_own_kernels_pass_their_self_tests(operation, dtype):
+def test_native_kernels_pass_their_self_tests(operation, dtype):
     """The examples reach every kernel of training."""
     own, device = operation.implementations["native"], torch.get_default_device()
     is_emulated = launched() is not None
@@ -151,7 +151,7 @@ def test_first_derivatives_in_a_checkpoint_may_be_part_of_a_graph(backend):
 
 
 @pytest.mark.cpu_only
-def test_autograd_is_told_what_changes(operation):
+def test_changed_arguments_are_reported_to_autograd(operation):
     """Otherwise a backward that saved the argument would silently read changed values."""
     has_changed = False
     for number in range(len(operation.examples)):

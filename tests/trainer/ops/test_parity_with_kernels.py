@@ -1,4 +1,4 @@
-"""Divided training on the native kernels equals serial training on torch's operations, in every kind of model."""
+"""Parallel training on native kernels equals serial training on torch's operations, for every model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainer.ops.dispatch.library import Library
 
 CASES = [
     Case("llama"),
-    Case("gpt2-hidden-dropout"),
+    Case("gpt2"),
     Case("mixtral"),
     Case("llama", tp=2, sp=True, recompute="modules"),
     Case("llama", pp=2, schedule="zb-h1"),
     Case("qwen", tp=2, pp=2, recompute="uniform"),
     Case("llama", cp=2, zero=3),
-    Case("gpt2-hidden-dropout", tp=2, sp=True, cp=2, zero=1),
+    Case("gpt2", tp=2, sp=True, cp=2, zero=1),
     Case("gpt2", dp=2, zero=2),
     Case("mixtral", dp=2, ep=2, zero=1, recompute="moe-act"),
     Case("mixtral", tp=2, cp=2, ep=2),

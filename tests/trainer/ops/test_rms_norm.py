@@ -35,18 +35,20 @@ def norm_arguments(shape, dtype):
     return hidden.requires_grad_(), weight.requires_grad_(), EPSILON
 
 
-def arguments(operation, shape, dtype):
+def arguments(operation, shape, dtype, *adds_one):
     hidden, *rest = norm_arguments(shape, dtype)
+    rest += adds_one
     return (hidden, *([drawn(shape, dtype, seed=2).requires_grad_()] if operation is ADD_RMS_NORM else []), *rest)
 
 
-def formula(hidden, weight, epsilon):
+def formula(hidden, weight, epsilon, adds_one=False):
     """The equation in torch operations, with autograd's gradient."""
+    weight = weight + 1 if adds_one else weight
     return hidden * (hidden.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight
 
 
-def formula_of_sum(hidden, residual, weight, epsilon):
-    return formula(hidden + residual, weight, epsilon), hidden + residual
+def formula_of_sum(hidden, residual, weight, epsilon, adds_one=False):
+    return formula(hidden + residual, weight, epsilon, adds_one), hidden + residual
 
 
 ORACLES = {"rms_norm": formula, "add_rms_norm": formula_of_sum}
@@ -63,21 +65,43 @@ def test_errors_of_torch_are_those_of_rounding(operation, shape, dtype):
     check_against_oracle(operation, "torch", arguments(operation, shape, dtype), oracle=ORACLES[operation.name])
 
 
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("shape", [(5, 123), (9, 4104), (0, 64)], ids=str)
+def test_a_factor_of_1_plus_weight_is_not_rounded(operation, shape, dtype, backend):
+    values = arguments(operation, shape, dtype, True)
+    check_against_oracle(operation, backend, values, oracle=ORACLES[operation.name])
+
+
+def test_small_weights_beside_1_count_in_16_bit(operation):
+    """1 + 2^-8 is no bfloat16: rounded before the product, the weight would be lost."""
+    hidden = torch.full((1, 64), 1.5, dtype=torch.bfloat16)
+    weight = torch.full((64,), 2.0**-8, dtype=torch.bfloat16)
+    # 1.5^2 - 1.25 = 1: the row keeps its values.
+    values = (hidden, weight, -1.25) if operation is RMS_NORM else (hidden, torch.zeros_like(hidden), weight, -1.25)
+    for backend in ("native", "torch", "reference"):
+        normed = operation.implementations[backend].function(*values, True)
+        assert ((normed if operation is RMS_NORM else normed[0]) == 1.5078125).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_memory_may_be_laid_out_in_any_way(operation, dtype, layout):
+def test_arguments_may_have_any_layout(operation, dtype, layout):
     check_against_oracle(operation, "native", arguments(operation, (3, 37, 129), dtype), layout=layout)
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_gradients_are_those_of_finite_differences(operation, backend):
-    check_gradients(operation.implementations[backend].function, arguments(operation, (3, 5), torch.float64))
+    for adds_one in (False, True):
+        values = arguments(operation, (3, 5), torch.float64, adds_one)
+        check_gradients(operation.implementations[backend].function, values)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 16), torch.bfloat16), ((0, 8), torch.float32)], ids=str)
-def test_torch_knows_what_the_ops_do(shape, dtype):
+def test_torch_knows_the_ops(shape, dtype):
     hidden, residual, weight, _ = arguments(ADD_RMS_NORM, shape, dtype)
     check_registration(torch.ops.llmctl.rms_norm, (hidden, weight, EPSILON))
     check_registration(torch.ops.llmctl.add_rms_norm, (hidden, residual, weight, EPSILON))
+    check_registration(torch.ops.llmctl.add_rms_norm, (hidden, residual, weight, EPSILON, True))
     hidden, residual, weight = hidden.detach(), residual.detach(), weight.detach()
     _, scale = torch.ops.llmctl.rms_norm(hidden, weight, EPSILON)
     check_registration(torch.ops.llmctl.rms_norm_backward, (residual, None, hidden, weight, scale))
@@ -104,7 +128,7 @@ def test_rows_of_one_block_of_several_warps_on_a_gpu(operation):
 
 
 @pytest.mark.parametrize("used", [0, 1])
-def test_a_sum_or_its_norm_may_lead_nowhere(used):
+def test_a_sum_or_its_norm_may_be_unused(used):
     values = arguments(ADD_RMS_NORM, (5, 33), torch.float64)
     found, expected = (
         torch.autograd.grad(
@@ -129,8 +153,8 @@ def test_storing_past_the_caches_changes_nothing(width, dtype):
         weight = drawn((width,), dtype, seed=4)
         scale, grad_weight = (torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32)) for size in (7, width))
         sum_to, normed_to, grad_to = total[3:], normed[3:], grad_hidden[3:]
-        forward = (hidden, residual, weight, sum_to, normed_to, scale, width, EPSILON)
-        backward = (gradient, residual, sum_to, weight, scale, grad_to, grad_weight, width)
+        forward = (hidden, residual, weight, sum_to, normed_to, scale, width, EPSILON, 0)
+        backward = (gradient, residual, sum_to, weight, scale, grad_to, grad_weight, width, 0)
         call("llmctl_cpu_rms_norm", dtype, *forward, 0, 7, past_caches)
         call("llmctl_cpu_rms_norm_backward", dtype, *backward, 0, 7, past_caches)
         found += [total, normed, scale, grad_hidden, grad_weight]
@@ -147,12 +171,12 @@ def test_an_output_may_be_the_memory_of_an_input():
     normed, total, scale = torch.ops.llmctl.add_rms_norm(hidden, residual, weight, EPSILON)
     grads = torch.ops.llmctl.rms_norm_backward(residual, hidden, total, weight, scale)
     first, second, again = hidden.clone(), residual.clone(), torch.empty(5)
-    call("llmctl_cpu_rms_norm", torch.float32, first, second, weight, first, second, again, 77, EPSILON, 0, 5, 0)
+    call("llmctl_cpu_rms_norm", torch.float32, first, second, weight, first, second, again, 77, EPSILON, 0, 0, 5, 0)
     check_same_bits([first, second, again], [total, normed, scale])
     gradient, grad_weight = residual.clone(), torch.zeros(77)
     call(
         "llmctl_cpu_rms_norm_backward",
-        *(torch.float32, gradient, hidden, total, weight, scale, gradient, grad_weight, 77, 0, 5, 0),
+        *(torch.float32, gradient, hidden, total, weight, scale, gradient, grad_weight, 77, 0, 0, 5, 0),
     )
     check_same_bits([gradient, grad_weight], grads)
 
@@ -176,11 +200,11 @@ def test_rows_beyond_two_to_the_31_elements(dtype):
     hidden[-2:] = few
     call(
         "llmctl_cpu_rms_norm",
-        *(dtype, hidden, None, weight, None, normed, scale, width, EPSILON, rows - 2, rows, 0),
+        *(dtype, hidden, None, weight, None, normed, scale, width, EPSILON, 0, rows - 2, rows, 0),
     )
     call(
         "llmctl_cpu_rms_norm_backward",
-        *(dtype, normed, None, hidden, weight, scale, grad_hidden, grad_weight, width, rows - 2, rows, 1),
+        *(dtype, normed, None, hidden, weight, scale, grad_hidden, grad_weight, width, 0, rows - 2, rows, 1),
     )
     alone, factor = torch.ops.llmctl.rms_norm(few, weight, EPSILON)
     gradient, of_weight = torch.ops.llmctl.rms_norm_backward(alone, None, few, weight, factor)
@@ -190,7 +214,7 @@ def test_rows_beyond_two_to_the_31_elements(dtype):
     assert not normed[rows - 4 : rows - 2].any()
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_are_refused():
     hidden, weight = torch.ones(3, 8), torch.ones(8)
     with pytest.raises(RuntimeError, match="weight has 7 elements, not one for each of the 8 channels"):
         torch.ops.llmctl.rms_norm(hidden, torch.ones(7), EPSILON)
@@ -203,7 +227,7 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.mark.cpu_only
-def test_the_checks_find_what_is_wrong():
+def test_the_checks_detect_errors():
     """A wrong sign, a missing row and a lost digit all fail."""
     good = arguments(RMS_NORM, (9, 64), torch.float32)
     usual, gradients, _ = run(RMS_NORM.implementations["reference"].function, good)

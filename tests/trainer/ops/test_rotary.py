@@ -101,7 +101,7 @@ def test_errors_are_those_of_rounding_in_every_shape(
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_eager_torch_is_right(shape: tuple[Any, ...], interleaved: bool) -> None:
+def test_reference_torch_is_right(shape: tuple[Any, ...], interleaved: bool) -> None:
     given = arguments(shape, torch.float64, interleaved=interleaved)
     found, gradients, _ = run(ROPE.implementations["reference"].function, given)
     right, *_ = run(formula, given, gradients=gradients)
@@ -122,7 +122,7 @@ def test_errors_are_those_of_rounding_without_rotation(queries: int) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:4])
-def test_arguments_may_be_laid_out_anyhow(shape: tuple[Any, ...], layout: str) -> None:
+def test_arguments_may_have_any_layout(shape: tuple[Any, ...], layout: str) -> None:
     check_against_oracle(ROPE, "native", arguments(shape, torch.bfloat16), layout=layout, consumes=True)
 
 
@@ -147,7 +147,7 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
     check_threads(ROPE.implementations["native"].function, arguments((257, 2, 4, 2, 64, 64, False), dtype))
 
 
-def test_one_query_per_group_is_turned_in_place() -> None:
+def test_one_query_per_group_is_rotated_in_place() -> None:
     packed, *rest = arguments(SHAPES[1], torch.float32)
     memory = packed.detach()
     heads = ROPE.implementations["native"].function(memory, *rest)
@@ -277,7 +277,7 @@ def test_cuda_tokens_beyond_two_to_the_31_elements(emulated_cuda: EmulatedCuda) 
     check_last_token(heads, expected)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_are_refused() -> None:
     cos, sin = angles(6, 2, 18, True, torch.float32)
     for table, message in (
         ((cos, None), "cos and sin come together"),
@@ -294,6 +294,6 @@ def test_what_does_not_fit_is_refused() -> None:
             op(expanded, cos, sin, False)
 
 
-def test_without_groups_there_is_nothing_to_turn() -> None:
+def test_without_groups_nothing_is_rotated() -> None:
     grads = [drawn((2, 0, 4, 8), torch.float32) for _ in range(3)]
     check_registration(torch.ops.llmctl.rope_join.default, (*grads, None, None, False))

@@ -74,7 +74,7 @@ def test_sums_of_long_rows_keep_their_digits():
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_eager_torch_is_right(operation, shape, dtype):
+def test_reference_torch_is_right(operation, shape, dtype):
     scores, *rest = arguments(operation, shape, dtype)
     shares = operation.implementations["reference"].function(scores, *rest)
     assert shares.dtype == dtype
@@ -103,7 +103,7 @@ def test_a_mask_that_was_expanded_or_cut_out_is_read_as_it_is(dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS[:4])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_memory_may_be_laid_out_in_any_way(operation, dtype, layout):
+def test_arguments_may_have_any_layout(operation, dtype, layout):
     check_against_oracle(operation, "native", arguments(operation, (2, 3, 9, 37), dtype), layout=layout, oracle=formula)
 
 
@@ -124,7 +124,7 @@ def test_gradients_are_those_of_finite_differences(operation, shape, backend):
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 4, 9), torch.bfloat16), ((0, 2, 3, 3), torch.float32)], ids=str)
-def test_torch_knows_what_the_ops_do(shape, dtype):
+def test_torch_knows_the_ops(shape, dtype):
     scores, mask, scale = arguments(SCALED_MASKED_SOFTMAX, shape, dtype)
     check_registration(torch.ops.llmctl.scaled_masked_softmax, (scores, mask, scale))
     check_registration(torch.ops.llmctl.scaled_causal_softmax, (scores, scale))
@@ -152,7 +152,7 @@ def test_queries_that_see_nothing_have_no_shares(dtype, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_seen_may_be_anything(dtype, backend):
+def test_masked_elements_may_be_anything(dtype, backend):
     """Masked scores and masked gradients may be anything, including NaN."""
     scores, grads = drawn((1, 1, 40, 40), dtype), drawn((1, 1, 40, 40), dtype, seed=1)
     future = torch.ones(40, 40, dtype=torch.bool).triu(1)
@@ -168,7 +168,7 @@ def test_what_is_not_seen_may_be_anything(dtype, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_a_number_stays_none(operation, backend):
+def test_nan_stays_nan(operation, backend):
     scores = torch.zeros(1, 1, 4, 4)
     scores[0, 0, 1, 0], scores[0, 0, 2, 0], scores[0, 0, 3] = torch.nan, torch.inf, -torch.inf
     rest = () if operation is SCALED_CAUSAL_SOFTMAX else (torch.zeros(1, 1, 4, 4) > 0,)
@@ -219,7 +219,7 @@ def test_rows_beyond_two_to_the_31_elements():
     assert not shares[queries - 4 : queries - 2].any()
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_are_refused():
     softmax, scores = torch.ops.llmctl.scaled_masked_softmax, torch.zeros(2, 3, 4, 5)
     with pytest.raises(RuntimeError, match="not \\[batch, heads, queries, keys\\]"):
         softmax(scores[0], torch.zeros(3, 4, 5, dtype=torch.bool), 1.0)

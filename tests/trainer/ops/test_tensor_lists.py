@@ -50,13 +50,13 @@ def test_unaligned_memory(dtype):
 
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 0)])
-def test_nothing_has_no_squares(sizes, dtype):
+def test_no_elements_have_sum_zero(sizes, dtype):
     assert L2_NORM.implementations["native"].function(tensors(sizes, dtype)).item() == 0.0
 
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("sizes", SIZES)
-def test_eager_torch_is_right(sizes, dtype):
+def test_reference_torch_is_right(sizes, dtype):
     values = tensors(sizes, dtype)
     found = L2_NORM.implementations["reference"].function(values).item()
     assert found == pytest.approx(exact_squares(values), rel=8 * torch.finfo(dtype).eps)
@@ -71,7 +71,7 @@ def test_squares_beyond_float_are_no_overflow():
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("place", [0, 16, 17, 70_000, 70_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_finite_shows(backend, bad, place, dtype):
+def test_nonfinite_elements_show(backend, bad, place, dtype):
     values = [torch.ones(70_002, dtype=dtype), torch.ones(5, dtype=dtype)]
     assert L2_NORM.implementations[backend].function(values).isfinite()
     values[0][place] = bad
@@ -89,7 +89,7 @@ def test_registration():
     check_registration(torch.ops.llmctl.sum_of_squares.default, (values,))
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_are_refused():
     for given, sentence in (
         ([torch.ones(2), torch.ones(2).double()], "more than one dtype"),
         ([torch.ones(4)[::2]], "not contiguous"),

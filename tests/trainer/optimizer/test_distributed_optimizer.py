@@ -172,7 +172,7 @@ def test_clipping_sees_the_norm_of_the_whole_gradient(ranks):
 
 
 @pytest.mark.parametrize("dp", [2, 3, 5, 64])
-def test_pieces_cover_every_element_once_and_states_are_divided(dp):
+def test_shards_cover_every_element_once_and_states_are_divided(dp):
     config = configure(GPT2, ADAM, {"bf16": True, "global_batch_size": dp}, use_distributed_optimizer=True)
     counts, elements, total = {}, [], 0
     for rank in range(dp):
@@ -195,7 +195,7 @@ def test_pieces_cover_every_element_once_and_states_are_divided(dp):
     assert max(elements) <= total / dp + 64 * 20
 
 
-def test_buckets_are_small_where_anything_overlaps_and_as_asked_for_everywhere(monkeypatch):
+def test_buckets_are_small_with_overlap_and_always_of_the_requested_size(monkeypatch):
     monkeypatch.setattr(gradient_buckets, "_default_bucket_size", lambda *_: 2000)
 
     def buckets(**parallel):

@@ -45,7 +45,7 @@ def test_warmup_as_a_share_need_not_be_whole():
     assert learning_rate(3, shared, 10) == pytest.approx(0.1 + 0.9 * (1 - 0.5 / 7.5))
 
 
-def test_decay_ends_with_training_unless_said():
+def test_decay_ends_with_training_by_default():
     assert learning_rate(100, config(), 100) == pytest.approx(0.1)
     assert learning_rate(0, config(lr_warmup_iters=0), 0) == 0.1  # nothing to train, nothing to divide by
 

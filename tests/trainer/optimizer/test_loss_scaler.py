@@ -60,7 +60,7 @@ def test_window_shortened_below_the_steps_already_taken_still_ends():
     assert scales(short, [0, 0, 0, 0]) == [2048.0, 2048.0, 2048.0, 4096.0]
 
 
-def test_present_config_rules_over_a_checkpoint():
+def test_the_present_config_overrides_a_checkpoint():
     constant = scaler(loss_scale=8.0)
     constant.load(scaler().state())
     assert constant.scale == 8.0

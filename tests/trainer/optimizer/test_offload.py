@@ -69,7 +69,7 @@ def test_numbers_are_those_without_offloading(fraction, optimizer, training):
     assert_equal(plain, offloaded)
 
 
-def test_what_is_in_cpu_memory_is_stepped_by_the_kernel_for_cpus():
+def test_offloaded_state_is_stepped_by_the_kernel_for_cpus():
     calls = []
 
     def counted(place):
@@ -109,7 +109,7 @@ def test_the_kernel_writes_16_bit_weights_in_its_own_pass(training, written):
 class Bus:
     """Streams and events of a simulated device on the CPU.
 
-    Queued work runs when somebody waits for it.
+    Queued work runs when the caller waits for it.
     """
 
     def __init__(self):
@@ -126,9 +126,7 @@ class Bus:
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("training", [{}, {"bf16": True}], ids=["fp32", "bf16"])
-def test_what_travels_gives_the_same_numbers_and_no_buffer_is_written_before_it_is_free(
-    training, optimizer, monkeypatch
-):
+def test_copies_give_the_same_numbers_and_no_buffer_is_written_before_it_is_free(training, optimizer, monkeypatch):
     bus = Bus()
     monkeypatch.setattr(cpu_offload, "_is_on_gpu", bool)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(wait_stream=lambda _: None))
@@ -159,7 +157,7 @@ def test_a_bad_gradient_leaves_everything_as_it_was():
 
 @pytest.mark.parametrize("training", [{}, {"bf16": True}], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("before", "after"), [(None, 1.0), (1.0, None), (0.4, 0.7)])
-def test_a_run_goes_on_with_more_or_less_offloaded(before, after, training):
+def test_a_run_continues_with_more_or_less_offloaded(before, after, training):
     one, other = build(ADAM, before, training), build(ADAM, after, training)
     train(*one)
     for name, parameter in one[0].parameters.items():
@@ -185,7 +183,7 @@ def test_masters_follow_weights_that_were_loaded_alone(training):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_about_the_asked_fraction_is_offloaded(fraction):
+def test_about_the_requested_fraction_is_offloaded(fraction):
     model, _ = build(ADAM)
     parameter_shards = model.gradients.parameter_shards
     total = sum(shard.weight.numel() for shard in parameter_shards)
@@ -197,7 +195,7 @@ def test_about_the_asked_fraction_is_offloaded(fraction):
 @pytest.mark.gpu
 @pytest.mark.parametrize("training", [{}, {"bf16": True}], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_gradients_and_weights_travel_between_gpu_and_cpu(fraction, training):
+def test_gradients_and_weights_are_copied_between_gpu_and_cpu(fraction, training):
     plain, offloaded = build(ADAM, None, training, "cuda"), build(ADAM, fraction, training, "cuda")
     train(*plain), train(*offloaded)
     assert any(not tensor.is_cuda for tensor in offloaded[1].tensors()["exp_avg"].values())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.data_parallel.bucket_plan import plan_buckets
-from trainer.data_parallel.parameter_shards import speaks_for_copies
+from trainer.data_parallel.parameter_shards import is_first_copy
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.model.sharding import PackedHeads, ParameterLayout
 from trainer.optimizer.clipping import clip_divisor
@@ -176,7 +176,7 @@ def test_every_element_of_dense_and_expert_parameters_counts_once(sizes, is_shar
         # The table is on the first stage and on the head's stage, possibly the same; the rest is on the first.
         layouts = LAYOUTS if mesh.is_first_stage else LAYOUTS[:1] if mesh.computes_loss else ()
         for layout, start, stop in held_ranges(layouts, mesh, is_sharded):
-            if speaks_for_copies(layout, mesh, is_sharded):
+            if is_first_copy(layout, mesh, is_sharded):
                 places = torch.arange(math.prod(layout.global_shape)).view(layout.global_shape)
                 local = layout.shard(places, mesh).view(-1)
                 for low, high in layout.owned_ranges(mesh, start, stop):

@@ -1,10 +1,10 @@
-"""Covering array of the parity matrix: few cases that contain every allowed pair of choices.
+"""Covering array of the parity matrix: few cases with every allowed pair of choices.
 
     python -m tests.trainer.parity.covering_array        writes covering_array.jsonl again
 
-A row chooses one value of each factor. Rows that the training config refuses cannot be; two values meet where at least
-one row with both is allowed, and every such pair is in the array. Meshes of 8 ranks, which cost most, are combined with
-one dense and one expert model only.
+A row chooses one value of each factor. A row that the training config refuses is not allowed. A pair of values is
+possible if an allowed row has both, and the array has every possible pair. One dense and one expert model meet every
+choice, on up to 8 ranks; the others fewer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.parity.parity_case import MODELS, RECOMPUTE, Case
+from tests.trainer.parity.parity_case import MODELS, OPTIMIZERS, RECOMPUTE, Case
 from trainer.config.errors import ConfigError
 from trainer.planning.checks import check_world_size
 
 FILE = Path(__file__).with_name("covering_array.jsonl")
-MOST_ROWS = 150
+MAX_ROWS = 160
 
 AXES = ("tp", "pp", "cp", "dp")
 MESHES: tuple[Mapping[str, int], ...] = (
@@ -32,9 +32,30 @@ MESHES: tuple[Mapping[str, int], ...] = (
     *(dict.fromkeys(pair, 2) for pair in itertools.combinations(AXES, 2)),
     *(dict.fromkeys(triple, 2) for triple in itertools.combinations(AXES, 3)),
 )
-# Further meshes of 8 ranks: tests.parity has them, the array does not.
+# Further meshes of 8 ranks, for tests.parity only.
 WIDER_MESHES: tuple[Mapping[str, int], ...] = ({"tp": 4, "pp": 2}, {"pp": 4, "dp": 2}, {"tp": 2, "dp": 4}, {"dp": 8})
-MODELS_ON_8_RANKS = ("llama", "mixtral")
+# With every choice, on up to 8 ranks.
+MODELS_IN_FULL = ("llama", "mixtral")
+# The other models differ in their parts. Their choices: each axis alone, both axes that divide parameters, and whatever
+# treats parts differently.
+CHOICES_OF_PARTS: Mapping[str, Sequence[str]] = {
+    "mesh": ("tp2", "pp2", "cp2", "dp2", "tp2xpp2"),
+    "schedule": ("1f1b", "zb-h1"),
+    "recompute": ("none", "modules", "block", "moe"),
+    "zero": ("0", "1", "3"),
+}
+# On meshes of three axes, and of four ranks on one, where a case costs most.
+CHOICES_ON_MANY_RANKS: Mapping[str, Sequence[str]] = {
+    "recompute": ("none", "modules", "block"),
+    "zero": ("0", "1", "3"),
+}
+FURTHER_CHOICES: Mapping[str, Sequence[str]] = {
+    # A tied table: both ends on one rank, on two ranks, and with sharded gradients.
+    "gpt2": ("interleaved", "zb-v", "pp2xdp2"),
+    # Fewer key and value heads than ranks, also with sharded gradients.
+    "qwen": ("tp4",),
+    "capacity": ("tp2xdp2", "tp2xcp2"),
+}
 
 
 def mesh_name(mesh: Mapping[str, int]) -> str:
@@ -45,7 +66,7 @@ def mesh_name(mesh: Mapping[str, int]) -> str:
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "mesh": tuple(map(mesh_name, MESHES)),
     "model": tuple(MODELS),
-    # zb-v holds both ends of the model on one rank, interleaved sends round the ranks.
+    # zb-v has both ends of the model on one rank; interleaved sends from the last rank to the first.
     "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"),
     "recompute": tuple(RECOMPUTE),
     # ZeRO stage, and the optimizer's state in CPU memory.
@@ -56,10 +77,11 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "documents": (False, True),
     "overlap": (True, False),
     "micro_batches": (2, 5, 3),
+    "steps": tuple(OPTIMIZERS),
 }
 _MESH_OF = {mesh_name(mesh): mesh for mesh in (*MESHES, *WIDER_MESHES)}
 
-# Beside the array, whose cases are all of float32.
+# In addition to the array, whose cases are all in float32.
 SIXTEEN_BIT = (
     Case("gpt2", tp=2, sp=True, precision="bf16"),
     Case("llama", pp=2, dp=2, zero=1, precision="bf16"),
@@ -67,6 +89,9 @@ SIXTEEN_BIT = (
     Case("llama", cp=2, zero=3, precision="bf16"),
     Case("qwen", tp=2, pp=2, schedule="zb-h1", precision="fp16"),
 )
+
+# In addition to the array: a word table on both ends of the pipeline for multi-token prediction, in shards.
+FURTHER_TOKENS = (Case("deepseek", pp=2, dp=2, zero=3, micro_batches=3),)
 
 Row = tuple[Any, ...]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
@@ -88,9 +113,9 @@ def case_of(row: Mapping[str, Any]) -> Case:
 
 
 def is_meaningful(row: Mapping[str, Any]) -> bool:
-    """True if every choice of the row makes a difference: a schedule needs a pipeline, and so on.
+    """True if every choice of the row has an effect.
 
-    Other rows would repeat the computation of an allowed row.
+    For example a schedule needs a pipeline. Other rows would repeat the computation of an allowed row.
     """
     mesh = _MESH_OF[row["mesh"]]
     copies = mesh.get("dp", 1) * mesh.get("cp", 1)
@@ -104,9 +129,15 @@ def is_meaningful(row: Mapping[str, Any]) -> bool:
     )
 
 
-def is_affordable(row: Mapping[str, Any], models_on_8_ranks: Sequence[str]) -> bool:
-    """True if the row has fewer than 8 ranks, or a model that is tested on 8 ranks."""
-    return math.prod(_MESH_OF[row["mesh"]].values()) < 8 or row["model"] in models_on_8_ranks
+def is_in_array(row: Mapping[str, Any]) -> bool:
+    """True if the array has these choices for the model; ``make parity`` has more."""
+    further = FURTHER_CHOICES.get(row["model"], ())
+    sizes = _MESH_OF[row["mesh"]].values()
+    has_many_ranks = len(sizes) > 2 or max(sizes, default=1) > 2
+    return (
+        row["model"] in MODELS_IN_FULL
+        or all(row[name] in few or row[name] in further for name, few in CHOICES_OF_PARTS.items())
+    ) and (not has_many_ranks or all(row[name] in few for name, few in CHOICES_ON_MANY_RANKS.items()))
 
 
 @functools.cache
@@ -119,9 +150,14 @@ def refusal(case: Case) -> str | None:
     return None
 
 
-def is_allowed(row: Mapping[str, Any], models_on_8_ranks: Sequence[str] = MODELS_ON_8_RANKS) -> bool:
-    """True if the row makes a difference, is affordable and is a valid config."""
-    return is_meaningful(row) and is_affordable(row, models_on_8_ranks) and refusal(case_of(row)) is None
+def is_allowed(row: Mapping[str, Any]) -> bool:
+    """True if the row is in the array's selection, meaningful and a valid config."""
+    return is_in_array(row) and is_valid(row)
+
+
+def is_valid(row: Mapping[str, Any]) -> bool:
+    """True if the row is meaningful and a valid config."""
+    return is_meaningful(row) and refusal(case_of(row)) is None
 
 
 def pairs_of(row: Mapping[str, Any]) -> Iterator[Pair]:
@@ -130,7 +166,10 @@ def pairs_of(row: Mapping[str, Any]) -> Iterator[Pair]:
 
 
 def complete(fixed: Mapping[str, Any], requested: set[Pair], chance: random.Random) -> dict[str, Any] | None:
-    """An allowed row with the choices of ``fixed`` and, greedily, many wanted pairs; None without such a row."""
+    """An allowed row with the choices of ``fixed`` and, greedily, many missing pairs.
+
+    None: there is no such row.
+    """
     best: dict[str, Any] | None = None
     most = -1
     for _ in range(12):
@@ -143,9 +182,10 @@ def complete(fixed: Mapping[str, Any], requested: set[Pair], chance: random.Rand
 
 
 def _fill(chosen: dict[str, Any], requested: set[Pair], chance: random.Random) -> dict[str, Any] | None:
-    """One attempt: the free factors in random order, each with the allowed value that covers most.
+    """One attempt of ``complete``: free factors in random order, with their best allowed values.
 
-    A partial row is allowed if it is with the plainest values of all that is still free.
+    The best value has the most missing pairs. A partial row is allowed if some default values of the free factors make
+    an allowed row.
     """
     free = [name for name in FACTORS if name not in chosen]
     chance.shuffle(free)
@@ -173,10 +213,10 @@ def _pair(name: str, value: Any, other_name: str, other: Any) -> Pair:
     return (one, two) if order.index(name) < order.index(other_name) else (two, one)
 
 
-# Where the plainest value of a free factor does not fit, one of these does.
+# Values to try if the defaults of the free factors are not allowed.
 _WAYS_OUT: tuple[Mapping[str, Any], ...] = tuple(
     {"model": model, "mesh": mesh, "cp_comm": cp_comm}
-    for model, cp_comm in itertools.product(("llama", "mixtral", "gpt2-hidden-dropout", "sigmoid"), ("p2p", "a2a"))
+    for model, cp_comm in itertools.product(("llama", "mixtral", "gpt2", "sigmoid"), ("p2p", "a2a"))
     for mesh in FACTORS["mesh"]
 )
 
@@ -192,7 +232,7 @@ def _with_defaults(chosen: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @functools.cache
 def meeting_pairs() -> frozenset[Pair]:
-    """Every two values of different factors that some allowed row has both of."""
+    """All pairs of values of different factors that occur together in some allowed row."""
     pairs = set()
     for (one, values), (two, others) in itertools.combinations(FACTORS.items(), 2):
         for value, other in itertools.product(values, others):
@@ -201,15 +241,18 @@ def meeting_pairs() -> frozenset[Pair]:
     return frozenset(pairs)
 
 
-# Rows to begin with, for what takes three choices: heads that tp ranks share, while gradients are sharded.
+# First rows, which need more than two choices: a tied table, and tp ranks that share key and value heads, with sharded
+# gradients; whole experts on each replica.
 _BEGINNINGS: tuple[Mapping[str, Any], ...] = (
+    {"mesh": "pp2xdp2", "model": "gpt2", "zero": "3"},
+    {"mesh": "dp2", "model": "sigmoid", "zero": "0", "ep": "1"},
     {"mesh": "tp2xdp2", "model": "capacity", "zero": "1"},
-    {"mesh": "tp2xcp2", "model": "capacity", "zero": "2"},
+    {"mesh": "tp2xcp2", "model": "capacity", "zero": "3"},
 )
 
 
 def generate(seed: int = 0) -> list[dict[str, Any]]:
-    """The array, the same for the same seed: greedy, row by row, each begun with a pair that is still wanted."""
+    """The greedy array of a seed; each row starts from a missing pair."""
     chance = random.Random(seed)
     requested = set(meeting_pairs())
     beginnings = list(_BEGINNINGS)
@@ -217,7 +260,7 @@ def generate(seed: int = 0) -> list[dict[str, Any]]:
     while requested:
         first = beginnings.pop() if beginnings else dict(min(requested, key=repr))
         row = complete(first, requested, chance)
-        assert row is not None, f"{first} meet in a plain row and in no other"
+        assert row is not None, f"{first} occur together in a row of defaults only"
         requested -= set(pairs_of(row))
         rows.append(row)
     return rows
@@ -229,7 +272,10 @@ def committed() -> list[dict[str, Any]]:
 
 
 def few() -> list[dict[str, Any]]:
-    """Few rows of the committed file: those that begin it, and of one and two ranks so many that all choices occur."""
+    """A few rows of the committed file, in which all choices occur.
+
+    These are the first rows, and as many rows of one and two ranks as this needs.
+    """
     rows = committed()
     chosen = [next(row for row in rows if beginning.items() <= row.items()) for beginning in _BEGINNINGS]
     rows = [row for row in rows if math.prod(_MESH_OF[row["mesh"]].values()) <= 2]

@@ -15,8 +15,8 @@ from torch import nn
 from tests.trainer.parity.parity_case import OPTIMIZERS, Case
 from trainer.config.train_config import TrainConfig
 
-# Loss per token: absolute. Gradients before clipping and masters after a step: the worst element against the largest of
-# the tensor. Norm: relative.
+# Loss per token: absolute. Gradients before clipping and masters after a step: the largest error, relative to the
+# largest element of the tensor. Norm: relative.
 LIMITS = {
     "fp32": {"loss": 1e-5, "gradient": 1e-4, "update": 1e-6, "grad_norm": 1e-5},
     # A bf16 number has 8 significant bits, an fp16 number 11 (2^-8 = 4e-3 and 2^-11 = 5e-4 between neighbours). Sums
@@ -30,7 +30,10 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration of a case, assembled from its ranks. The fields are those of Held and Report."""
+    """One iteration of a case, assembled from its ranks.
+
+    The fields are those of Held and Report.
+    """
 
     loss: float
     grad_norm: float
@@ -84,7 +87,7 @@ class Deviation:
 
 
 def deviation(case: Case, serial: Sequence[Reference], found: Outcome) -> Deviation:
-    """Compare a case with one rank on the same weights, and with plain optimizers on the same gradients.
+    """Compare a case with serial gradients on its weights, and with plain optimizer steps.
 
     Raises:
         AssertionError: the two have different parameters or shapes.
@@ -114,8 +117,11 @@ def excesses(case: Case, found: Deviation) -> dict[str, float]:
 
 
 def plain_steps(case: Case, found: Outcome) -> Iterator[Tensors]:
-    """Masters after each iteration, by torch's optimizers in float64 from the case's values before the step."""
-    taken = itertools.groupby(zip(OPTIMIZERS, found.iterations, strict=True), key=lambda pair: pair[0])
+    """Masters after each iteration, by torch's optimizers in float64.
+
+    Each step starts from the case's values before it.
+    """
+    taken = itertools.groupby(zip(OPTIMIZERS[case.steps], found.iterations, strict=True), key=lambda pair: pair[0])
     for options, group in taken:
         config = case.config(options)
         parameters = {
@@ -150,7 +156,7 @@ def _worst(right: Tensors, found: Tensors, order: float = math.inf) -> tuple[flo
 
     def distance(name: str) -> float:
         assert right[name].shape == found[name].shape, f"{name} has another shape"
-        # A gradient that is nothing but zeros would hide everything.
+        # A gradient of zeros would hide every fault.
         assert right[name].any(), f"{name} is all zeros"
         # Not a number must not pass as small.
         worst = np.linalg.norm((right[name] - found[name]).ravel(), order) / np.linalg.norm(right[name].ravel(), order)

@@ -1,4 +1,4 @@
-"""Instruction-set levels at which parity is proved: of torch, MKL, oneDNN and the native kernels together.
+"""Instruction-set levels of torch, MKL, oneDNN and the native kernels, for parity tests.
 
 Environment variables choose the level when a process first computes. So each level needs separate processes.
 """
@@ -36,7 +36,7 @@ class InstructionLevel:
         return self.name
 
 
-# MKL on a processor that is not Intel's knows two ways: the compatible one, and one for all that is newer.
+# On other processors than Intel's, MKL has two code paths: a compatible one, and one for all newer levels.
 LEVELS = (
     InstructionLevel(
         "portable",
@@ -68,13 +68,16 @@ def offered() -> tuple[InstructionLevel, ...]:
 
 
 def command_at(level: InstructionLevel, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """``python -m tests.parity`` with these arguments, on torch and on native kernels; and its environment."""
+    """Command ``python -m tests.parity`` for torch and native kernels, and its environment."""
     command = [sys.executable, "-m", "tests.parity", *arguments, "--kernels", level.kernels]
     return command, {**os.environ, **level.variables}
 
 
 def run_at_every_level(arguments: Sequence[str]) -> int:
-    """``python -m tests.parity`` with these arguments at each level of this processor; the worst exit status."""
+    """Run ``python -m tests.parity`` at each level of this processor.
+
+    Returns the worst exit status.
+    """
     status = 0
     for level in LEVELS:
         has = level in offered()

@@ -1,17 +1,17 @@
-"""Parallel training against serial training: a few iterations of the same tiny model in any case of the matrix.
+"""Parallel training against serial training of a tiny model, for any parity case.
 
-Every rank reports the shards it updates and the parameters it holds; here they are put together, by the boxes of their
-ParameterLayout, into whole tensors. Copies are required to be equal bit for bit, every element to be there, vocabulary
-padding to be zero, and nothing but the optimizer to change weights.
+Every rank reports the shards that it updates and the parameters that it holds. The boxes of their ParameterLayout give
+the whole tensors. Copies must be bitwise equal, no element may be missing, vocabulary padding must be zero, and only
+the optimizer may change weights.
 
-One SGD step comes first, then two of AdamW, with nothing in between. Whatever is compared depends on the same numbers
-on both sides, in every iteration:
+A case makes a step of SGD and one of AdamW, or two of AdamW. In every iteration both sides of a comparison start from
+the same numbers:
 
-- loss, gradients and their norm with those of one rank **on the weights that the case had before the iteration**;
-- the update with that of torch's optimizer in float64 **from the gradients that the case had**.
+- loss, gradients and their norm are compared with those of one rank on the case's weights before the iteration;
+- the update is compared with that of torch's optimizer in float64 from the case's gradients.
 
-Two trajectories are not compared: AdamW divides a gradient by its own size, so that where it is next to nothing, its
-rounding decides the step, and all later numbers depend on the processor.
+Whole trajectories are not compared: AdamW divides a gradient by its own size. The rounding of a tiny gradient decides
+the step, so that all later numbers depend on the processor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from trainer.pipeline.executor import forward_backward
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Mutation = Callable[[], AbstractContextManager[object]]
-"""Breaks the trainer on purpose for as long as it is entered."""
+"""Makes a context manager that breaks the trainer on purpose."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Report:
     """The results of one rank."""
 
     mesh: ParallelMesh
-    loss_sums: list[float]
+    losses: list[float]
     grad_norms: list[float | None]
     held: dict[str, Held]
 
@@ -98,17 +98,18 @@ def _build(rank: int, world_size: int, case: Case) -> ParallelModel:
 
 
 def _train(model: ParallelModel, case: Case) -> Report:
-    loss_sums: list[float] = []
+    losses: list[float] = []
     grad_norms: list[float | None] = []
     snapshots: dict[str, list[dict[str, np.ndarray]]] = {"before": [], "gradient": [], "after": []}
-    for number, options in enumerate(OPTIMIZERS):
-        if not number or options is not OPTIMIZERS[number - 1]:
-            # On the weights that the last optimizer left.
+    steps = OPTIMIZERS[case.steps]
+    for number, options in enumerate(steps):
+        if not number or options is not steps[number - 1]:
+            # On the weights after the previous optimizer.
             model.gradients.wait_for_weights()
             optimizer = MixedPrecisionOptimizer(case.config(options), model)
         scale = optimizer.loss_scaler.scale
         snapshots["before"].append(_masters(model, optimizer))
-        loss_sums.append(_loss_sum(model, case, number, scale))
+        losses.append(_loss(model, case, number, scale))
         snapshots["gradient"].append(
             {shard.name: _numbers(shard.gradient) / scale for shard in model.gradients.parameter_shards}
         )
@@ -124,20 +125,20 @@ def _train(model: ParallelModel, case: Case) -> Report:
         )
         for shard in model.gradients.parameter_shards
     }
-    return Report(model.mesh, loss_sums, grad_norms, held)
+    return Report(model.mesh, losses, grad_norms, held)
 
 
-def _loss_sum(model: ParallelModel, case: Case, number: int, scale: float) -> float:
-    """Forward and backward of an iteration, of this replica's micro-batches."""
-    mesh = model.mesh
-    loss = forward_backward(
+def _loss(model: ParallelModel, case: Case, number: int, scale: float) -> float:
+    """Forward and backward of an iteration, of this replica's micro-batches; their share of the loss."""
+    mesh, counts = model.mesh, case.loss_counts(number)
+    losses = forward_backward(
         model,
         [batch.to(torch.device(case.device)) for batch in case.batch(number)[mesh.dp_rank :: mesh.dp]],
-        valid_tokens=case.valid_tokens(number),
+        valid_tokens=counts if len(counts) > 1 else counts[0],
         loss_scale=scale,
         randomness=StepRandomness(case.config().training.seed, number),
     )
-    return float(loss)
+    return float((losses / torch.tensor(counts)).sum())
 
 
 def _masters(model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> dict[str, np.ndarray]:
@@ -147,7 +148,10 @@ def _masters(model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> dict[s
 
 
 def references(rank: int, world_size: int, case: Case, weights: Mapping[int, Tensors | None]) -> list[Reference]:
-    """Loss and gradients of the serial case in some iterations, on the given weights; None: the initial weights."""
+    """Loss and gradients of the serial case in some iterations, on the given weights.
+
+    None: on the initial weights.
+    """
     model = _build(rank, world_size, case)
     scale = LossScaler.build(case.config().training).scale
 
@@ -160,7 +164,7 @@ def references(rank: int, world_size: int, case: Case, weights: Mapping[int, Ten
             _write_weights(model, given)
         parameter_shards = [(shard, model.layouts[shard.name]) for shard in model.gradients.parameter_shards]
         used = {shard.name: whole(_numbers(shard.weight), layout) for shard, layout in parameter_shards}
-        loss = _loss_sum(model, case, number, scale) / case.valid_tokens(number)
+        loss = _loss(model, case, number, scale)
         gradient = {shard.name: whole(_numbers(shard.gradient) / scale, layout) for shard, layout in parameter_shards}
         found.append(Reference(loss, used, gradient))
     return found
@@ -181,18 +185,23 @@ def _numbers(tensor: torch.Tensor) -> np.ndarray:
 
 def _whole_part(model: ParallelModel, name: str) -> np.ndarray | None:
     parameter = model.parameters[name]
-    # Sharded parameters are of a class of their own.
+    # Sharded parameters have another class.
     return _numbers(parameter.view(-1)) if type(parameter) is torch.nn.Parameter else None
 
 
 @torch.no_grad()
 def disturb_vectors(model: ParallelModel) -> None:
-    """Move biases from 0 and norms from 1, so that a bias added twice or a lost scale shows."""
+    """Randomise biases and norms, to detect a bias added twice or a lost scale."""
     for shard in model.gradients.parameter_shards:
         layout = model.layouts[shard.name]
         if not layout.decay:
-            noise = torch.randn(layout.global_shape, generator=seeded_generator("cpu", "noise", layout.name)) * 0.1
+            # Without padding, whose amount depends on the layout.
+            shape = (layout.valid_rows or layout.global_shape[0], *layout.global_shape[1:])
+            noise = torch.randn(shape, generator=seeded_generator("cpu", "noise", layout.name)) * 0.1
             shard.weight += layout.shard(noise, model.mesh).view(-1)[shard.start : shard.stop].to(shard.weight.device)
+    for name, buffer in model.buffers.items():
+        noise = torch.randn(buffer.shape, generator=seeded_generator("cpu", "noise", name)) * 0.1
+        buffer += noise.to(buffer.device)
     model.gradients.weights_changed()
     model.gradients.wait_for_weights()
 
@@ -210,12 +219,12 @@ def assemble(case: Case, reports: list[Report]) -> Outcome:
             weights differ from the optimizer's result.
     """
     assert len({tuple(report.grad_norms) for report in reports}) == 1, "ranks disagree about the gradient's norm"
-    sums = np.zeros(len(OPTIMIZERS))
+    losses = np.zeros(len(OPTIMIZERS[case.steps]))
     for report in reports:
         if report.mesh.computes_loss and report.mesh.tp_rank == 0:
-            sums += report.loss_sums
+            losses += report.losses
         elif not report.mesh.computes_loss:
-            assert not any(report.loss_sums), "a loss on a stage without head"
+            assert not any(report.losses), "a loss on a stage without head"
     layouts = {name: held.layout for report in reports for name, held in report.held.items()}
 
     def whole(what: str, number: int) -> Tensors:
@@ -224,8 +233,9 @@ def assemble(case: Case, reports: list[Report]) -> Outcome:
     iterations = []
     for number, norm in enumerate(reports[0].grad_norms):
         assert norm is not None, "an iteration was skipped"
-        loss = float(sums[number]) / case.valid_tokens(number)
-        iterations.append(Iteration(loss, norm, *(whole(what, number) for what in ("before", "gradient", "after"))))
+        iterations.append(
+            Iteration(float(losses[number]), norm, *(whole(what, number) for what in ("before", "gradient", "after")))
+        )
     for one, other in itertools.pairwise(iterations):
         # A new optimizer takes 16-bit weights for its masters.
         _check_weights(one.after, other.before, torch.float32, _DTYPES[case.precision])
@@ -238,7 +248,7 @@ def _check_weights(left: Tensors, found: Tensors, *dtypes: torch.dtype) -> None:
     """Require weights to equal the optimizer's result in one of these dtypes."""
     for name, weights in found.items():
         rounded = [torch.from_numpy(left[name]).to(dtype).float().numpy() for dtype in dtypes]
-        assert any(np.array_equal(weights, one) for one in rounded), f"{name} is not what the optimizer left"
+        assert any(np.array_equal(weights, one) for one in rounded), f"{name} differs from the optimizer's result"
 
 
 def _put_together(name: str, what: str, reports: list[Report], number: int | None = None) -> np.ndarray:
@@ -266,7 +276,7 @@ def _put_together(name: str, what: str, reports: list[Report], number: int | Non
     if whole is None:
         return np.zeros(0)
     whole = whole[: held_rows(name, reports)]
-    assert not np.isnan(whole).any(), f"{what} of {name} is not all there"
+    assert not np.isnan(whole).any(), f"{what} of {name} is incomplete"
     return whole
 
 
@@ -276,14 +286,14 @@ def held_rows(name: str, reports: list[Report]) -> int | None:
 
 
 def keeps_order(case: Case) -> bool:
-    """True if every sum of the case has the serial order, so that the result must be bit-identical.
+    """True if every sum has the serial order: the result must be bit-identical.
 
     This holds if only the pipeline divides the model: the micro-batches pass one after another, and each gradient is
-    accumulated in their order. A tied table is the exception, since head and embedding accumulate separately.
+    accumulated in their order. A word table on both ends is the exception, since the ends accumulate separately.
     """
-    axes = case.tp * case.cp * case.dp
-    untied = case.config().model.untie_embeddings_and_output_weights
-    return axes == 1 and case.precision == "fp32" and (untied or case.pp == 1)
+    axes, model = case.tp * case.cp * case.dp, case.config().model
+    is_at_one_end = model.untie_embeddings_and_output_weights and not model.mtp_num_layers
+    return axes == 1 and case.precision == "fp32" and (is_at_one_end or case.pp == 1)
 
 
 def problems(case: Case, found: Deviation, *, same_operations: bool = True) -> list[str]:

@@ -1,4 +1,4 @@
-"""Known faults of trainers, injected on purpose: each a context manager that breaks one thing.
+"""Known faults of trainers as context managers, each of which injects one.
 
 The ranks enter a fault before they build the model. A fault gives wrong numbers without an error.
 """
@@ -17,11 +17,13 @@ import torch
 
 from tests.trainer.parity import layout_parity
 from tests.trainer.parity.parity_case import Case
+from trainer.data.samples.further_tokens import with_further_tokens
 from trainer.data_parallel import fully_sharded, gradient_buckets, shared_gradients
 from trainer.data_parallel.sharded_buckets import ShardedBuckets
 from trainer.distributed.mesh import ProcessGroups
 from trainer.distributed.random_streams import MicroBatchRandomness
-from trainer.model import dropout
+from trainer.model import dropout, head
+from trainer.model.attention import latent_attention
 from trainer.model.context import ParallelAxes
 from trainer.model.context_parallel.axis import ContextParallel
 from trainer.model.decoder import GPTStage
@@ -44,12 +46,12 @@ def _changed_options(change: Callable[..., dict[str, Any]]) -> AbstractContextMa
 
 
 def row_parallel_sum_dropped() -> AbstractContextManager[object]:
-    """The partial outputs of row-parallel layers are taken for the whole."""
+    """The partial outputs of row-parallel layers are not summed over tp."""
     return mock.patch.object(linear, "reduce_partial_sums", lambda partial, *_: partial)
 
 
 def sequence_parallel_sum_dropped() -> AbstractContextManager[object]:
-    """Each rank takes its part of the sequence of its own partial outputs."""
+    """Partial outputs are divided along the sequence, but not summed over tp."""
     return mock.patch.object(linear, "reduce_partial_sums", lambda partial, tp, *_: tp.sequence_shard(partial).clone())
 
 
@@ -63,8 +65,21 @@ def column_parallel_gradient_sum_dropped() -> AbstractContextManager[object]:
 
 
 def sequence_parallel_norm_sum_dropped() -> AbstractContextManager[object]:
-    """Norms and biases that meet sequence shards keep the gradient of their own shard."""
+    """Gradients of norms and biases are not summed over tp under sequence parallelism."""
     return mock.patch.object(ParameterBuilder, "_is_partial", lambda *_: False)
+
+
+def query_key_norm_sum_dropped() -> AbstractContextManager[object]:
+    """Each rank keeps the gradient that its own heads give to the norms of queries and keys."""
+    is_partial = ParameterBuilder._is_partial
+    return mock.patch.object(
+        ParameterBuilder, "_is_partial", lambda self, _, on_shard: is_partial(self, False, on_shard)
+    )
+
+
+def latent_gradient_sum_dropped() -> AbstractContextManager[object]:
+    """Each rank trains the low-rank products by the gradient of its own heads."""
+    return mock.patch.object(latent_attention, "enter_parallel_region", lambda latents, _: latents)
 
 
 @contextmanager
@@ -86,8 +101,19 @@ def tied_embedding_sum_dropped() -> AbstractContextManager[object]:
     return _without_group("embedding")
 
 
+def further_tokens_of_the_own_part() -> AbstractContextManager[object]:
+    """Each context-parallel rank shifts its own part of the sequence for multi-token prediction."""
+    shard = ContextParallel.shard_micro_batch
+
+    def shifted_later(self: ContextParallel, whole: Any) -> Any:
+        part = shard(self, replace(whole, further=()))
+        return replace(part, further=with_further_tokens(replace(part, documents=None), len(whole.further)).further)
+
+    return mock.patch.object(ContextParallel, "shard_micro_batch", shifted_later)
+
+
 def key_value_sum_dropped() -> AbstractContextManager[object]:
-    """Ranks that hold the same key and value heads keep the gradient of their own queries."""
+    """Gradients of shared key and value heads are not summed over their ranks."""
     return _without_group("kv")
 
 
@@ -112,12 +138,12 @@ def divided_by_own_tokens() -> AbstractContextManager[object]:
 
 
 def context_parallel_scale_applied() -> AbstractContextManager[object]:
-    """The loss is averaged over the ranks of cp, though each has only its own tokens."""
+    """The loss is averaged over cp ranks, although each has only its own tokens."""
     return _changed_options(lambda model, o: {**o, "valid_tokens": o["valid_tokens"] * model.mesh.cp})
 
 
 def micro_batches_swapped() -> AbstractContextManager[object]:
-    """Later pipeline ranks take labels and masks in another order than the first takes tokens."""
+    """Later pipeline ranks take micro-batches in reverse order."""
 
     def change(model: Any, options: dict[str, Any]) -> dict[str, Any]:
         batches = list(options["micro_batches"])
@@ -127,7 +153,7 @@ def micro_batches_swapped() -> AbstractContextManager[object]:
 
 
 def dropout_by_local_number() -> AbstractContextManager[object]:
-    """Replicas count their micro-batches from 0, so that they drop alike."""
+    """Replicas count their micro-batches from 0, so that all draw the same dropout masks."""
 
     def change(_: Any, options: dict[str, Any]) -> dict[str, Any]:
         batches = [replace(batch, index=number) for number, batch in enumerate(options["micro_batches"])]
@@ -137,7 +163,7 @@ def dropout_by_local_number() -> AbstractContextManager[object]:
 
 
 def dropout_mask_of_the_first_shard() -> AbstractContextManager[object]:
-    """Every sequence shard takes the beginning of the mask."""
+    """Every part of a divided sequence takes the beginning of the dropout mask."""
 
     def beginning(
         hidden: torch.Tensor,
@@ -159,7 +185,7 @@ def dropout_mask_of_the_first_shard() -> AbstractContextManager[object]:
 
 def clipped_per_stage() -> AbstractContextManager[object]:
     """Every rank clips by the norm of its own parameters."""
-    # Its own name for torch.distributed: the other rooms must go on summing.
+    # Only this module's name for torch.distributed: other modules must still sum.
     return mock.patch.object(clipping, "dist", SimpleNamespace(all_reduce=lambda *_, **__: None))
 
 
@@ -177,8 +203,8 @@ def steps_not_counted() -> AbstractContextManager[object]:
 def positions_of_the_shard() -> AbstractContextManager[object]:
     """Rotary angles count from the beginning of each context-parallel part."""
 
-    def local(stage: GPTStage, tokens: torch.Tensor, _: torch.Tensor | None) -> RotaryTable | None:
-        return None if stage._rotary is None else stage._rotary.first(len(tokens))
+    def local(_: GPTStage, table: RotaryTable | None, tokens: torch.Tensor, __: object) -> RotaryTable | None:
+        return None if table is None else table.first(len(tokens))
 
     return mock.patch.object(GPTStage, "_rotary_of", local)
 
@@ -212,13 +238,24 @@ def weights_not_gathered() -> Iterator[None]:
     begun: WeakSet[ShardedBuckets] = WeakSet()
 
     def only_once(self: ShardedBuckets) -> None:
-        # What is written into the weights before training gets everywhere.
+        # Weights that are written before training must reach all ranks.
         if self not in begun:
             begun.add(self)
             gather(self)
 
     with mock.patch.object(ShardedBuckets, "weights_changed", only_once):
         yield
+
+
+def softcap_dropped_in_the_loss() -> AbstractContextManager[object]:
+    """Only the logits of evaluation are capped, and the fused cross entropy reads them as they are."""
+    loss = head.vocab_parallel_cross_entropy
+
+    def uncapped(*given: Any) -> torch.Tensor:
+        *others, terms = given
+        return loss(*others, replace(terms, softcap=None))
+
+    return mock.patch.object(head, "vocab_parallel_cross_entropy", uncapped)
 
 
 @contextmanager
@@ -239,7 +276,7 @@ def shards_not_summed() -> AbstractContextManager[object]:
     return mock.patch.object(ShardedBuckets, "_start_reduction", lambda *_: mock.Mock())
 
 
-def put_off_weight_gradients_forgotten() -> AbstractContextManager[object]:
+def deferred_weight_gradients_forgotten() -> AbstractContextManager[object]:
     """The deferred weight gradients of the first micro-batch are never computed."""
     run = WeightGradientQueue.run
 
@@ -271,8 +308,8 @@ def other_masks_when_recomputed() -> Iterator[None]:
         yield
 
 
-def contiguous_parts_taken_for_balanced() -> AbstractContextManager[object]:
-    """Sequences are cut into contiguous parts, while ring attention believes them to be balanced pairs of chunks."""
+def contiguous_parts_instead_of_balanced() -> AbstractContextManager[object]:
+    """Sequences are cut into contiguous parts, but ring attention assumes balanced pairs of chunks."""
 
     def contiguous(self: ContextParallel, whole: torch.Tensor, dim: int) -> torch.Tensor:
         return whole.chunk(self.size, dim)[self.rank]
@@ -282,7 +319,7 @@ def contiguous_parts_taken_for_balanced() -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A mutation, and which cases must catch it."""
+    """A mutation, and the cases that must catch it."""
 
     name: str
     enter: Callable[[], AbstractContextManager[object]]
@@ -299,7 +336,7 @@ def _fault(
 
 
 def _is_tied(case: Case) -> bool:
-    return case.model in ("gpt2", "gpt2-hidden-dropout", "qwen")
+    return case.model in ("gpt2", "qwen", "gemma2", "opt")
 
 
 def _is_tied_over_ranks(case: Case) -> bool:
@@ -315,9 +352,17 @@ FAULTS = (
     _fault(sequence_parallel_sum_dropped, lambda c: c.sp),
     _fault(column_parallel_gradient_sum_dropped, lambda c: c.tp > 1),
     _fault(sequence_parallel_norm_sum_dropped, lambda c: c.sp),
+    _fault(query_key_norm_sum_dropped, lambda c: c.model == "qwen3" and c.tp > 1),
+    _fault(latent_gradient_sum_dropped, lambda c: c.model == "deepseek" and c.tp > 1 and not c.sp),
     _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and not c.zero),
     _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and c.zero == 1, " with ZeRO-1"),
     _fault(tied_embedding_sum_dropped, lambda c: _is_tied_over_ranks(c) and c.zero > 1, " with ZeRO-2 or 3"),
+    _fault(
+        tied_embedding_sum_dropped,
+        lambda c: c.model == "deepseek" and c.pp > 1 and c.schedule != "zb-v",
+        " of multi-token prediction",
+    ),
+    _fault(further_tokens_of_the_own_part, lambda c: c.model == "deepseek" and c.cp > 1),
     _fault(key_value_sum_dropped, lambda c: c.model == "qwen" and c.tp == 4 and not c.zero),
     _fault(key_value_sum_dropped, lambda c: c.model == "capacity" and c.tp > 1 and c.zero == 1, " with ZeRO-1"),
     _fault(key_value_sum_dropped, lambda c: c.model == "capacity" and c.tp > 1 and c.zero > 1, " with ZeRO-2 or 3"),
@@ -326,18 +371,20 @@ FAULTS = (
     _fault(divided_by_own_tokens, lambda c: c.dp > 1),
     _fault(context_parallel_scale_applied, lambda c: c.cp > 1),
     _fault(micro_batches_swapped, lambda c: c.pp > 1),
-    _fault(dropout_by_local_number, lambda c: c.dp > 1 and c.model.startswith("gpt2")),
-    _fault(dropout_mask_of_the_first_shard, lambda c: c.sp and c.model.startswith("gpt2")),
+    _fault(dropout_by_local_number, lambda c: c.dp > 1 and c.model == "gpt2"),
+    _fault(dropout_mask_of_the_first_shard, lambda c: c.sp and c.model == "gpt2"),
     _fault(clipped_per_stage, lambda c: c.pp > 1 and not _is_tied(c)),
-    _fault(gradient_not_clipped, lambda c: c.dp > 1),
-    _fault(steps_not_counted, lambda c: c.zero == 1),
+    # Of a model whose gradient is longer than the limit.
+    _fault(gradient_not_clipped, lambda c: c.dp > 1 and c.model == "llama"),
+    _fault(steps_not_counted, lambda c: c.zero == 1 and c.steps == "adam"),
     _fault(positions_of_the_shard, lambda c: c.cp > 1 and c.model == "llama"),
-    _fault(contiguous_parts_taken_for_balanced, lambda c: c.cp > 1 and c.cp_comm == "p2p"),
+    _fault(contiguous_parts_instead_of_balanced, lambda c: c.cp > 1 and c.cp_comm == "p2p"),
+    _fault(softcap_dropped_in_the_loss, lambda c: c.model == "gemma2" and c.tp > 1),
     _fault(weights_not_gathered, lambda c: c.zero == 1),
     _fault(shards_not_summed, lambda c: c.zero == 1),
     _fault(gathered_weights_kept, lambda c: c.zero == 2),
-    _fault(put_off_weight_gradients_forgotten, lambda c: c.schedule in ("zb-h1", "zb-v")),
-    _fault(other_masks_when_recomputed, lambda c: c.recompute in ("uniform", "block") and c.model.startswith("gpt2")),
+    _fault(deferred_weight_gradients_forgotten, lambda c: c.schedule in ("zb-h1", "zb-v")),
+    _fault(other_masks_when_recomputed, lambda c: c.recompute in ("uniform", "block") and c.model == "gpt2"),
     _fault(auxiliary_loss_of_every_tp_rank, lambda c: _has_experts(c) and c.tp == 2),
     _fault(experts_summed_over_all_data_ranks, lambda c: _has_experts(c) and c.ep > 1 and not c.zero),
     _fault(expert_sum_dropped, lambda c: _has_experts(c) and c.ep == 1 and c.dp > 1 and not c.zero),

@@ -10,7 +10,7 @@ from tests.trainer.parity.layout_parity import compare, problems
 from tests.trainer.parity.mutations import FAULTS
 from tests.trainer.spawn import RankError, Ranks
 
-# A fault that is barely above a limit would on another processor be below.
+# On another processor a fault that is barely above a limit would be below.
 MARGIN = 100.0
 CASES = sorted((case_of(row) for row in committed()), key=lambda case: (case.world_size, case.micro_batches))
 
@@ -27,13 +27,13 @@ def serials():
     return {}
 
 
-def test_there_are_as_many_faults_as_promised():
+def test_there_are_at_least_twelve_faults():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 12
 
 
 @pytest.fixture(scope="module")
 def unbroken(ranks, serials):
-    """Problems of a case without a fault; several faults use the same case, which runs once."""
+    """Problems of a case without a fault, cached because several faults share a case."""
     return functools.cache(lambda case: problems(case, compare(ranks, serials, case)))
 
 

@@ -11,7 +11,8 @@ import pytest
 from tests.parity import rows as rows_in_full
 from tests.trainer.parity.covering_array import (
     FACTORS,
-    MOST_ROWS,
+    FURTHER_TOKENS,
+    MAX_ROWS,
     SIXTEEN_BIT,
     WIDER_MESHES,
     case_of,
@@ -40,7 +41,7 @@ def serials():
     return {}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS], ids=str)
 def test_loss_gradients_and_steps_equal_the_serial_run(ranks, serials, case):
     found = compare(ranks, serials, case)
     assert not problems(case, found), str(found)
@@ -52,21 +53,21 @@ def test_16_bit_training_stays_within_its_bounds(ranks, serials, case):
     assert not problems(case, found), str(found)
 
 
-def test_the_array_is_small_allowed_and_covers_every_pair_that_can_meet():
-    assert len(ROWS) <= MOST_ROWS
+def test_the_array_is_small_and_allowed_and_has_every_possible_pair():
+    assert len(ROWS) <= MAX_ROWS
     assert all(is_allowed(row) for row in ROWS)
     assert len({tuple(row.items()) for row in ROWS}) == len(ROWS)
     missing = meeting_pairs() - {pair for row in ROWS for pair in pairs_of(row)}
     assert not missing
-    # Mostly 2 to 4 ranks, and yet every two axes together, and every three.
+    # Mostly 2 to 4 ranks, but with every two and every three axes together.
     assert sum(case.world_size <= 4 for case in CASES) >= 0.75 * len(CASES)
     axes = ("tp", "pp", "cp", "dp")
     for together in (*itertools.combinations(axes, 2), *itertools.combinations(axes, 3)):
         assert any(all(getattr(case, axis) > 1 for axis in together) for case in CASES), together
 
 
-def test_in_the_matrix_in_full_every_two_choices_meet():
-    """The factors that are drawn must not follow the others by a rule, which could hide a fault."""
+def test_the_full_matrix_has_every_pair_of_choices():
+    """Drawn factors must not follow the other factors, which could hide a fault."""
     rows = list(rows_in_full())
     cases = [case_of(row) for row in rows]
     assert len(set(cases)) == len(cases)
@@ -79,7 +80,7 @@ def test_in_the_matrix_in_full_every_two_choices_meet():
         assert any(all(getattr(case, axis) == size for axis, size in mesh.items()) for case in cases), mesh
 
 
-def test_what_can_meet_is_found_among_random_rows_too():
+def test_random_rows_have_no_other_allowed_pairs():
     chance = random.Random(5)
     known = meeting_pairs()
     rows = [{name: chance.choice(values) for name, values in FACTORS.items()} for _ in range(30_000)]

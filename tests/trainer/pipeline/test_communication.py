@@ -11,12 +11,12 @@ import torch.distributed as dist
 from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.pipeline.communication import (
-    BatchedMessenger,
-    Messenger,
-    OrderedMessenger,
-    TaggedMessenger,
-    Wire,
-    build_messenger,
+    BatchedCommunicator,
+    OrderedCommunicator,
+    PipelinePeers,
+    StageCommunicator,
+    TaggedCommunicator,
+    build_communicator,
 )
 from trainer.planning.schedule import (
     ActionKind,
@@ -38,8 +38,8 @@ def ranks():
         yield ranks
 
 
-def tagged(wire, schedule, rank):
-    return TaggedMessenger(wire, schedule, rank, sends_under_way(schedule))
+def tagged(peers, schedule, rank):
+    return TaggedCommunicator(peers, schedule, rank, sends_under_way(schedule))
 
 
 def table(kind, pp, count):
@@ -49,10 +49,10 @@ def table(kind, pp, count):
     return build_schedule(kind, pp, default_chunks(kind), count)
 
 
-def wire_of(rank, world_size, count):
+def peers_of(rank, world_size, count):
     mesh = ParallelMesh(tp=1, pp=world_size, dp=1, rank=rank)
     group = build_process_groups(mesh, timedelta(seconds=DEADLINE_S)).pp
-    return Wire(group, group, mesh.pp_ranks, [(3, 5)] * count, torch.float32, torch.device("cpu"))
+    return PipelinePeers(group, group, mesh.pp_ranks, [(3, 5)] * count, torch.float32, torch.device("cpu"))
 
 
 def run_table(rank, world_size, build, kind, count):
@@ -60,7 +60,7 @@ def run_table(rank, world_size, build, kind, count):
 
     Returns the received values and the sends.
     """
-    wire, schedule = wire_of(rank, world_size, count), table(kind, world_size, count)
+    peers, schedule = peers_of(rank, world_size, count), table(kind, world_size, count)
     arrived, outgoing, most, sends = {}, None, 0, []
     isend, batch = dist.isend, dist.batch_isend_irecv
 
@@ -72,15 +72,15 @@ def run_table(rank, world_size, build, kind, count):
         sends.extend(operation for operation in operations if operation.op is isend)
         return batch(operations)
 
-    if build is BatchedMessenger:
+    if build is BatchedCommunicator:
         dist.batch_isend_irecv = counting_batch
     else:
         dist.isend = counting
     try:
         for _ in range(2):
-            messenger = build(wire, schedule, rank)
+            communicator = build(peers, schedule, rank)
             for step, action in enumerate(schedule.stages[rank]):
-                incoming = messenger.exchange(step, outgoing)
+                incoming = communicator.exchange(step, outgoing)
                 time.sleep(random.Random(f"{rank} {step}").random() * 2e-3)
                 outgoing = None
                 if action.kind is ActionKind.BACKWARD_WEIGHT:
@@ -91,11 +91,11 @@ def run_table(rank, world_size, build, kind, count):
                 arrived[str(action)] = float(outgoing[0, 0])
                 # A view that is not contiguous must arrive with its values in order.
                 outgoing = outgoing.t().contiguous().t()
-                most = max(most, len(getattr(messenger, "_leaving", ())))
-            messenger.finish(outgoing)
+                most = max(most, len(getattr(communicator, "_leaving", ())))
+            communicator.finish(outgoing)
             outgoing = None
             for left in ("_leaving", "_arriving", "_handed_over"):
-                assert not getattr(messenger, left, ())
+                assert not getattr(communicator, left, ())
     finally:
         dist.isend, dist.batch_isend_irecv = isend, batch
     return arrived, most, len(sends) // 2
@@ -108,8 +108,8 @@ SIZES = [(2, 1), (2, 5), (3, 4), (4, 2), (4, 4), (4, 11)]
     ("build", "kind"),
     [
         *((tagged, kind) for kind in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "evaluate one", "evaluate v")),
-        *((BatchedMessenger, kind) for kind in ("gpipe", "1f1b", "zb-h1", "evaluate one")),
-        *((OrderedMessenger, kind) for kind in ("1f1b", "interleaved", "zb-h1", "zb-v", "evaluate loop")),
+        *((BatchedCommunicator, kind) for kind in ("gpipe", "1f1b", "zb-h1", "evaluate one")),
+        *((OrderedCommunicator, kind) for kind in ("1f1b", "interleaved", "zb-h1", "zb-v", "evaluate loop")),
     ],
 )
 @pytest.mark.parametrize(("pp", "count"), SIZES)
@@ -118,7 +118,7 @@ def test_messages_arrive_as_the_table_says(ranks, build, kind, pp, count):
     results = ranks.run(run_table, build, kind, count, world_size=pp)
     last = schedule.placement.num_virtual_stages - 1
     for rank, (arrived, most, _) in enumerate(results):
-        assert build is OrderedMessenger or most <= sends_under_way(schedule) + 1
+        assert build is OrderedCommunicator or most <= sends_under_way(schedule) + 1
         for action in schedule.stages[rank]:
             if action.kind is not ActionKind.BACKWARD_WEIGHT:
                 stage = schedule.placement.virtual_stage(rank, action.chunk)
@@ -127,7 +127,7 @@ def test_messages_arrive_as_the_table_says(ranks, build, kind, pp, count):
     assert sum(sends for _, _, sends in results) == message_count(schedule)
 
 
-def test_completed_sends_are_waited_for_before_they_are_let_go(monkeypatch):
+def test_completed_sends_are_waited_for_before_their_tensors_are_freed(monkeypatch):
     """NCCL keeps the memory of a send until wait; gloo never reports completion."""
     waited = []
 
@@ -146,50 +146,50 @@ def test_completed_sends_are_waited_for_before_they_are_let_go(monkeypatch):
 
     monkeypatch.setattr(dist, "isend", lambda tensor, *_: Completed(tensor))
     monkeypatch.setattr(dist, "irecv", receive)
-    wire = Wire(None, None, (0, 1), [(1,)] * 4, torch.float32, torch.device("cpu"))
+    peers = PipelinePeers(None, None, (0, 1), [(1,)] * 4, torch.float32, torch.device("cpu"))
     schedule = one_f_one_b(2, 4)
-    messenger = OrderedMessenger(wire, schedule, 0)
+    communicator = OrderedCommunicator(peers, schedule, 0)
     outgoing = None
     for step, action in enumerate(schedule.stages[0]):
-        messenger.exchange(step, outgoing)
+        communicator.exchange(step, outgoing)
         outgoing = torch.full((1,), float(action.micro_batch)) if action.kind is ActionKind.FORWARD else None
     # Before finish, which waits for the remaining sends in any case.
     assert [number for number in waited if number >= 0] == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_pipeline_of_one_rank_hands_over_to_itself():
-    messenger = build_messenger(None, zb_v(1, 1), 0)
-    assert type(messenger) is Messenger
+def test_a_pipeline_of_one_rank_passes_outputs_to_itself():
+    communicator = build_communicator(None, zb_v(1, 1), 0)
+    assert type(communicator) is StageCommunicator
     down, gradient = torch.ones(1), torch.zeros(1)
-    assert messenger.exchange(0, None) is None  # F0
-    assert messenger.exchange(1, down) is down  # F0.1
-    assert messenger.exchange(2, None) is None  # I0.1
-    assert messenger.exchange(3, gradient) is None  # W0.1
-    assert messenger.exchange(4, None) is gradient  # I0
-    assert messenger.exchange(5, None) is None  # W0
-    messenger.finish(None)
+    assert communicator.exchange(0, None) is None  # F0
+    assert communicator.exchange(1, down) is down  # F0.1
+    assert communicator.exchange(2, None) is None  # I0.1
+    assert communicator.exchange(3, gradient) is None  # W0.1
+    assert communicator.exchange(4, None) is gradient  # I0
+    assert communicator.exchange(5, None) is None  # W0
+    communicator.finish(None)
 
 
 def chosen(rank, world_size, backend):
-    """Class of the messenger for a group with this backend."""
-    wire, names = wire_of(rank, world_size, 8), []
+    """Class of the communicator for a group with this backend."""
+    peers, names = peers_of(rank, world_size, 8), []
     real, dist.get_backend = dist.get_backend, lambda *_: backend
     try:
         for kind in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"):
-            messenger = build_messenger(wire, table(kind, world_size, 8), rank)
-            names.append(type(messenger).__name__.removesuffix("Messenger"))
+            communicator = build_communicator(peers, table(kind, world_size, 8), rank)
+            names.append(type(communicator).__name__.removesuffix("Communicator"))
     finally:
         dist.get_backend = real
     return names
 
 
-def test_the_way_is_chosen_by_backend_and_table(ranks):
+def test_the_messenger_is_chosen_by_backend_and_table(ranks):
     assert ranks.run(chosen, "gloo", world_size=2) == [["Tagged"] * 5] * 2
     expected = ["Batched", "Batched", "Ordered", "Ordered", "Ordered"]
     assert ranks.run(chosen, "nccl", world_size=2) == [expected] * 2
 
 
 def test_a_missing_output_is_a_fault_of_the_caller():
-    messenger = Messenger(())
+    communicator = StageCommunicator(())
     with pytest.raises(AssertionError, match="gave no tensor to send as F0 for virtual stage 1 from rank 0 to rank 1"):
-        messenger._keep_local(next(e.send for e in exchanges(one_f_one_b(2, 1), 0)), None)
+        communicator._keep_local(next(e.send for e in exchanges(one_f_one_b(2, 1), 0)), None)

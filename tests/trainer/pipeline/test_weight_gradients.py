@@ -64,14 +64,14 @@ def test_products_run_when_it_is_their_turn_and_free_their_factors(parts):
         assert accumulator.alive[2:] == [4, 2]
 
 
-def test_whole_backwards_are_not_put_off(parts):
+def test_whole_backwards_are_not_deferred(parts):
     chunk, accumulator, _ = parts
     with deferring(chunk), torch.no_grad():
         chunk[0].gradient_accumulator.add_outer(torch.tensor(3.0), torch.tensor(4.0))
         assert accumulator.got == [(3.0, 4.0)]
 
 
-def test_sinks_of_any_kind_are_put_off(parts):
+def test_accumulators_of_any_kind_are_deferred(parts):
     chunk, accumulator, _ = parts
     with deferring(chunk) as queue:
         with queue.recording(5):
@@ -81,7 +81,7 @@ def test_sinks_of_any_kind_are_put_off(parts):
     assert accumulator.got == [(1.0, 2.0, [0, 1])]
 
 
-def test_a_routers_tokens_wait_in_the_dtype_that_they_have():
+def test_a_routers_tokens_are_kept_in_their_own_dtype():
     """The queue keeps no float32 copy, which the product makes for itself."""
     main = torch.zeros(4, 8)
     accumulator = MainGradient(main, lambda: None)
@@ -103,7 +103,7 @@ def test_a_routers_tokens_wait_in_the_dtype_that_they_have():
     torch.testing.assert_close(main, tokens.detach().float().sum(0).expand(4, 8))
 
 
-def test_sinks_are_what_they_were_after_a_failure(parts):
+def test_accumulators_are_restored_after_a_failure(parts):
     chunk, accumulator, _ = parts
     with pytest.raises(RuntimeError, match="broken"), deferring(chunk) as queue, queue.recording(0):
         assert chunk[0].gradient_accumulator is not accumulator

@@ -1,10 +1,12 @@
-"""Refused combinations of config keys, each with the key in the error and an accepted change."""
+"""Refused combinations of config keys, the key in the error, and an accepted change."""
 
 from __future__ import annotations
 
 from typing import Any
 
-MOE = {"num_experts": 4}
+from tests.trainer.planning.refused_encoder_decoders import REFUSED_ENCODER_DECODERS
+from tests.trainer.planning.refused_models import MOE, REFUSED_MODELS
+
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 VIRTUAL, PER_STAGE = "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"
@@ -12,12 +14,6 @@ SHARDING = "data_parallel_sharding_strategy"
 
 # config, key in the error, part of the message, change that makes the config valid
 REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
-    (
-        {"parallel": {CP: 2}, "model": {"attention_dropout": 0.1}},
-        "model.attention_dropout",
-        "cp_comm_type to a2a",
-        {"parallel": {CP: 2, "cp_comm_type": "a2a"}},
-    ),
     (
         {"model": {"attention_backend": "fused", "attention_dropout": 0.1}},
         "model.attention_backend",
@@ -29,6 +25,36 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         "model.attention_backend",
         "do not support attention dropout",
         {"model": {"attention_backend": "auto", "attention_dropout": 0.1}},
+    ),
+    (
+        {"model": {"attention_backend": "fused", "attn_logit_softcapping": 50.0}},
+        "model.attention_backend",
+        "torch's kernels do not have; use flash, unfused or auto",
+        {"model": {"attention_backend": "auto", "attn_logit_softcapping": 50.0}},
+    ),
+    (
+        {"parallel": {CP: 2}, "model": {"architecture": "bert"}},
+        f"parallel.{CP}",
+        "divides causal self-attention only",
+        {"parallel": {CP: 2}, "model": {"architecture": "decoder"}},
+    ),
+    (
+        {"model": {"architecture": "t5", "window_size": 8}},
+        "model.window_size",
+        "needs causal attention",
+        {"model": {"architecture": "decoder", "window_size": 8}},
+    ),
+    (
+        {"model": {"window_layers": [True, False, True, False]}},
+        "model.window_layers",
+        "needs window_size",
+        {"model": {"window_layers": [True, False, True, False], "window_size": 8}},
+    ),
+    (
+        {"model": {"window_layers": [True], "window_size": 8}},
+        "model.window_layers",
+        "one entry for each of model.num_layers",
+        {"model": {"window_layers": "all", "window_size": 8}},
     ),
     (
         {"parallel": {PP: 2, "pipeline_schedule": "zb-h1", SHARDING: "optim_grads"}},
@@ -182,6 +208,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
             ("moe_z_loss_coeff", 0.001),
             ("moe_expert_capacity_factor", 1.5),
             ("moe_shared_expert_intermediate_size", 32),
+            ("moe_router_bias", True),
         )
     ),
     (
@@ -304,4 +331,48 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         "is only used with optimizer_cpu_offload",
         {"optimizer": {"optimizer_offload_fraction": 0.5, "optimizer_cpu_offload": True}},
     ),
+    (
+        {"model": {"parallel_residual": True, "norm_placement": "post"}},
+        "model.norm_placement",
+        "must be pre with parallel_residual",
+        {"model": {"parallel_residual": False}},
+    ),
+    (
+        {"model": {"shared_parallel_norm": True}},
+        "model.shared_parallel_norm",
+        "needs parallel_residual",
+        {"model": {"shared_parallel_norm": True, "parallel_residual": True}},
+    ),
+    (
+        {"model": {"position_embedding_offset": 2, "position_embedding_type": "rope"}},
+        "model.position_embedding_offset",
+        "needs position_embedding_type learned_absolute",
+        {"model": {"position_embedding_type": "learned_absolute"}},
+    ),
+    (
+        {"model": {"activation_func": "relu", "openai_gelu": True}},
+        "model.activation_func",
+        "which name the activation too",
+        {"model": {"openai_gelu": False}},
+    ),
+    (
+        {"model": {"squared_relu": True, "swiglu": True}},
+        "model.squared_relu",
+        "which name another activation",
+        {"model": {"swiglu": False, "gated_linear_unit": True}},
+    ),
+    (
+        {"model": {"activation_clamp": 7.0}},
+        "model.activation_clamp",
+        "set swiglu or gated_linear_unit",
+        {"model": {"activation_clamp": 7.0, "gated_linear_unit": True}},
+    ),
+    (
+        {"model": {"activation_alpha": 1.7, "gated_linear_unit": True}},
+        "model.activation_alpha",
+        "is a form of SwiGLU",
+        {"model": {"activation_alpha": 1.7, "swiglu": True}},
+    ),
+    *REFUSED_MODELS,
+    *REFUSED_ENCODER_DECODERS,
 ]

@@ -27,7 +27,7 @@ def build(**sections: dict[str, Any]) -> TrainConfig:
 
 
 @pytest.mark.parametrize(("asked", "key", "says", "change"), REFUSED)
-def test_refused_with_a_sentence_and_accepted_after_what_it_says(
+def test_refused_combinations_are_accepted_after_the_suggested_change(
     asked: dict[str, dict[str, Any]], key: str, says: str, change: dict[str, dict[str, Any]]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -53,7 +53,7 @@ PLACES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("key", "other"), [(key, other) for key, *others in EXCLUSIVE_KEYS for other in others], ids=str
 )
-def test_keys_that_say_where_the_layers_go_exclude_each_other(key: str, other: str) -> None:
+def test_keys_that_place_the_layers_exclude_each_other(key: str, other: str) -> None:
     for alone in (key, other):
         build(parallel={PP: 2, alone: PLACES[alone]})
     with pytest.raises(ConfigError) as caught:
@@ -101,7 +101,7 @@ def test_nearest_layouts_need_not_divide_the_layers() -> None:
     assert "TP 1 x PP 3 x DP 1" in refusal(build(parallel={TP: 1, PP: 2}), 3).problem
 
 
-def test_nearest_layouts_keep_a_pipeline_that_was_cut_by_hand() -> None:
+def test_nearest_layouts_keep_an_explicitly_divided_pipeline() -> None:
     one = build(parallel={TP: 4, PP: 2, "decoder_first_pipeline_num_layers": 1})
     problem = refusal(one, 12).problem
     assert "TP 2 x PP 2 x DP 3" in problem
@@ -121,7 +121,7 @@ def test_experts_divide_over_the_data_ranks(cp: int, world_size: int, valid: str
     assert f"use one of {valid}" in error.problem
 
 
-def test_nearest_layouts_leave_the_experts_their_ranks() -> None:
+def test_nearest_layouts_also_fit_the_experts() -> None:
     problem = refusal(build(parallel={TP: 4, PP: 3, EP: 4}, model=MOE), 16).problem
     assert problem.endswith("TP 2 x PP 2 x DP 4; TP 4 x PP 1 x DP 4; TP 1 x PP 4 x DP 4")
 

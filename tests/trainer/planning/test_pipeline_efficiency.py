@@ -22,7 +22,7 @@ def ranks():
 
 
 def best(ranks, kind):
-    """Run a few steps, until a step is close enough to its ideal; returns the closest."""
+    """Run a few steps until one is close to its ideal; returns the closest."""
     steps = []
     while len(steps) < TRIALS and not (steps and min(step.seconds / step.ideal for step in steps) < MOST):
         steps.append(sleeping_step(ranks, 4, kind, 8, UNIT_S))
@@ -31,14 +31,14 @@ def best(ranks, kind):
 
 
 @pytest.mark.parametrize("kind", SCHEDULE_KINDS)
-def test_a_step_takes_what_its_table_says(ranks, kind):
+def test_a_step_takes_the_time_of_its_table(ranks, kind):
     step = best(ranks, kind)
     assert step.seconds / step.ideal < MOST
 
 
 @pytest.mark.parametrize("kind", ["interleaved", "zb-h1", "zb-v"])
-def test_schedules_beat_1f1b_by_what_their_tables_say(ranks, kind):
-    """Without any gain the factor would be 1, more than an eighth below the prediction."""
+def test_schedules_beat_1f1b_by_the_predicted_factor(ranks, kind):
+    """Without a gain the factor would be more than an eighth below its prediction."""
     for _ in range(TRIALS):
         ours, theirs = best(ranks, kind), best(ranks, "1f1b")
         predicted = theirs.nominal_ideal / ours.nominal_ideal
@@ -50,8 +50,8 @@ def test_schedules_beat_1f1b_by_what_their_tables_say(ranks, kind):
 
 
 @pytest.mark.parametrize("kind", SCHEDULE_KINDS)
-def test_what_a_rank_computes_is_what_the_table_says(ranks, kind):
-    """The real executor follows the table's order and messages, and is as fast as its actions allow."""
+def test_ranks_compute_the_rows_of_the_table(ranks, kind):
+    """The executor follows the table's order and messages at the speed of its actions."""
     ratios = []
     while len(ratios) < 3 * TRIALS and not (ratios and min(ratios) < MOST):
         for step in computing_steps(ranks, 2, kind, 4, 3):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.waiting import HANG_S
 from trainer.planning.schedule import (
     SCHEDULE_KINDS,
     ActionKind,
@@ -99,7 +100,7 @@ def test_zb_h1_fills_the_bubble_at_the_end_with_weight_gradients():
     )
 
 
-def test_the_last_rank_of_a_v_hands_over_to_itself():
+def test_the_last_rank_of_a_v_passes_outputs_to_itself():
     row = exchanges(zb_v(2, 1), 1)
     assert [str(exchange.action) for exchange in row] == ["F0", "F0.1", "I0.1", "W0.1", "I0", "W0"]
     turn = row[0].send
@@ -114,7 +115,7 @@ def test_the_last_rank_of_a_v_hands_over_to_itself():
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("count", MICRO_BATCHES)
-def test_activations_are_bounded_as_the_schedules_say(pp, count):
+def test_activations_are_within_the_bounds_of_the_schedules(pp, count):
     for rank in range(pp):
         assert live_activations(build_schedule("gpipe", pp, 1, count), rank) == count
         assert live_activations(one_f_one_b(pp, count), rank) == min(pp - rank, count)
@@ -132,7 +133,10 @@ def test_activations_are_bounded_as_the_schedules_say(pp, count):
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_bubble_of_1f1b_is_that_of_the_paper(pp, count):
-    """Narayanan et al. 2021, section 2.2: idle time (p - 1) (tf + tb) for m (tf + tb) of work."""
+    """Idle time (p - 1) (tf + tb) for m (tf + tb) of work.
+
+    Source: Narayanan et al. 2021, section 2.2.
+    """
     for kind in ("1f1b", "gpipe"):
         times = timeline(build_schedule(kind, pp, 1, count), {F: 1.0, B: 2.0})
         assert times.step_time == (pp - 1 + count) * 3.0
@@ -142,7 +146,7 @@ def test_bubble_of_1f1b_is_that_of_the_paper(pp, count):
 @pytest.mark.parametrize("pp", range(2, 9))
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 def test_bubble_of_interleaved_is_divided_by_the_chunks(pp, chunks):
-    """Narayanan et al. 2021, section 2.2; also if the micro-batches are not a multiple of the ranks."""
+    """Narayanan et al. 2021, section 2.2, for any number of micro-batches."""
     for count in range(pp, 4 * pp + 1):
         step_time = timeline(interleaved_one_f_one_b(pp, chunks, count), {F: 1, B: 2}).step_time
         assert step_time == 3 * chunks * count + 3 * (pp - 1), count
@@ -150,7 +154,10 @@ def test_bubble_of_interleaved_is_divided_by_the_chunks(pp, chunks):
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
 def test_bubbles_of_the_zero_bubble_schedules(pp):
-    """Qi et al. 2023: (p - 1) (tf + ti - tw) for ZB-H1; for ZB-V no rank waits between its first and last action."""
+    """Qi et al. 2023: (p - 1) (tf + ti - tw) for ZB-H1.
+
+    For ZB-V no rank waits between its first and last action.
+    """
     for count in range(pp, 3 * pp):
         assert timeline(zb_h1(pp, count), EQUAL).step_time == 3.0 * count + pp - 1
     durations = {F: 1.0, I: 1.2, W: 0.8}
@@ -162,7 +169,7 @@ def test_bubbles_of_the_zero_bubble_schedules(pp):
         assert all(row[-1][1] - row[0][0] == 6.0 * count for row in times.rows)
 
 
-def test_timeline_reckons_with_virtual_stages_and_messages():
+def test_timeline_includes_virtual_stages_and_messages():
     schedule = one_f_one_b(2, 1)
     # F on rank 0, message, F and B on rank 1, message, B on rank 0.
     assert timeline(schedule, {F: 1.0, I: 1.0, W: 1.0}, latency=0.25).step_time == 1 + 0.25 + 1 + 2 + 0.25 + 2
@@ -183,14 +190,14 @@ def test_forward_only_tables_stream():
     ("count", "problem"), [(4, "deadlock"), (5, "another order"), (8, "deadlock"), (9, "another order")]
 )
 def test_batches_of_interleaved_on_two_ranks_are_refused(chunks, count, problem):
-    """On two ranks both neighbours are the same rank, and a gradient would be received as an activation."""
+    """A gradient would be received as an activation: both neighbours are the same rank."""
     schedule = interleaved_one_f_one_b(2, chunks, count)
     check(schedule)
     with pytest.raises(ScheduleError, match=problem):
         check_batches(schedule)
 
 
-def test_batches_are_taken_where_they_meet_and_cost_nothing():
+def test_batches_are_used_if_they_match_and_cost_no_time():
     assert suits_batches(one_f_one_b(4, 8))
     assert suits_batches(build_schedule("gpipe", 4, 1, 8))
     assert suits_batches(all_forward(Placement("one", 4), 8))
@@ -216,15 +223,18 @@ def test_no_way_of_sending_costs_time(kind, chunks, pp):
         assert run_programs(ordered_programs(schedule), Meeting.BY_STREAM) == ideal
 
 
-def test_few_sends_are_under_way():
-    """Each pending send keeps an output in memory. ZB-V's first rank runs further ahead of its neighbour."""
+def test_few_sends_are_pending():
+    """Each pending send keeps an output in memory.
+
+    ZB-V's first rank runs further ahead of its neighbour.
+    """
     for count in (1, 4, 8, 16):
         assert [sends_under_way(build_schedule(kind, 4, 1, count)) for kind in ("gpipe", "1f1b", "zb-h1")] == [2] * 3
         assert sends_under_way(all_forward(Placement("one", 4), count)) == 2
     assert sends_under_way(zb_v(4, 8)) == 4
 
 
-def test_as_many_sends_are_under_way_as_nobody_waits_for():
+def test_as_many_sends_are_pending_as_avoid_waiting():
     """With one pending send less, some rank of ZB-V would wait."""
     for pp in (4, 5, 8):
         schedule = zb_v(pp, 2 * pp)
@@ -236,7 +246,7 @@ def test_as_many_sends_are_under_way_as_nobody_waits_for():
         assert run_programs(fewer, Meeting.BY_TAG) > best == run_programs(enough, Meeting.BY_TAG)
 
 
-def test_sends_under_way_are_counted_without_running_the_table(monkeypatch):
+def test_pending_sends_are_counted_without_running_the_table(monkeypatch):
     """The simulation of a table of a hundred thousand actions takes seconds."""
     monkeypatch.setattr("trainer.planning.schedule.simulation.run_programs", None)
     sends_under_way.cache_clear()
@@ -244,7 +254,10 @@ def test_sends_under_way_are_counted_without_running_the_table(monkeypatch):
 
 
 def test_the_order_of_posts_takes_time_in_proportion_to_the_messages(monkeypatch):
-    """Counts comparisons: a search per message would take half a minute for thousands of messages."""
+    """The test counts comparisons.
+
+    A search per message would take half a minute for thousands of messages.
+    """
     compared, compare = 0, Message.__eq__
 
     def counting(one, other):
@@ -273,7 +286,7 @@ def test_the_order_of_posts_takes_time_in_proportion_to_the_messages(monkeypatch
         (("zb-h1", 2, 1, 0), "at least one micro-batch, not 0"),
     ],
 )
-def test_what_there_is_not_is_refused(arguments, problem):
+def test_unknown_schedules_and_impossible_sizes_are_refused(arguments, problem):
     with pytest.raises(ScheduleError, match=problem):
         build_schedule(*arguments)
 
@@ -301,4 +314,4 @@ def test_schedules_need_no_torch():
     program = (
         "import sys, trainer.planning.schedule, trainer.planning.schedule.placement; sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)

@@ -71,7 +71,7 @@ def test_wrong_tables_are_refused(schedule, problem):
         check(schedule)
 
 
-def test_wrong_tables_are_what_the_right_ones_are_not():
+def test_the_same_actions_in_a_valid_order_are_accepted():
     """The same actions in a valid order are accepted."""
     check(table(2, "F0 F1 B0 B1", "F0 B0 F1 B1", bounds=bounds_1f1b(2)))
     check(table(1, "F0 F0.1 B0.1 B0", placement=V))
@@ -87,7 +87,10 @@ def test_batches_in_another_order_are_refused_where_tags_would_do():
 
 
 def test_batches_that_wait_for_each_other_are_refused():
-    """Rank 1 posts its receive of F1 with the send of B0's gradient, but rank 0 sends F1 before it receives B0."""
+    """Two batches wait for each other's messages.
+
+    Rank 1 posts its receive of F1 with the send of B0's gradient, but rank 0 sends F1 before it receives B0.
+    """
     schedule = table(3, "F0 F1 F2 B0 B1 B2", "F0 B0 F1 B1 F2 B2")
     check(schedule)
     check_batches(schedule)
@@ -95,8 +98,8 @@ def test_batches_that_wait_for_each_other_are_refused():
         check_batches(table(2, "F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B0 B1"))
 
 
-def test_too_few_sends_under_way_are_found():
-    """Rank 0 runs ahead of the posted receives of rank 1, which waits for the fourth forward."""
+def test_too_few_pending_sends_are_detected():
+    """Rank 0 runs ahead of the receives of rank 1, which waits for F3."""
     schedule = table(4, "F0 F1 F2 F3 B3 B2 B1 B0", "F3 B3 F2 B2 F1 B1 F0 B0")
     check(schedule)
     programs = [tagged_program(schedule, rank, sends_under_way=1) for rank in range(2)]
@@ -104,7 +107,7 @@ def test_too_few_sends_under_way_are_found():
         run_programs(programs, Meeting.BY_TAG)
 
 
-def test_a_message_taken_for_another_is_found():
+def test_a_message_mistaken_for_another_is_detected():
     message = next(e.send for e in exchanges_of(table(2, "F0 F1 B0 B1", "F0 B0 F1 B1")) if e.send)
     other = next(e.send for e in exchanges_of(table(2, "F1 F0 B1 B0", "F1 B1 F0 B0")) if e.send)
     programs = [[Call(Verb.SEND, message), Call(Verb.WAIT, message)], [Call(Verb.RECEIVE, other)]]

@@ -28,6 +28,9 @@ def config(layers: int, pp: int, model: dict[str, Any] | None = None, **parallel
     )
 
 
+MTP = {"mtp_num_layers": 1, "position_embedding_type": "rope"}
+
+
 def at_length(one: TrainConfig, length: int) -> TrainConfig:
     return one.model_copy(update={"training": one.training.model_copy(update={"seq_length": length})})
 
@@ -37,7 +40,7 @@ def counts(one: TrainConfig, vocab_size: int = 32000) -> list[int]:
 
 
 def largest_costs(one: TrainConfig, layers: tuple[int, ...], vocab_size: int) -> tuple[float, float]:
-    """Largest cost of a rank and of a virtual stage for the given layer counts."""
+    """Largest cost of a rank and of a virtual stage for these layer counts."""
     costs, placement = part_costs(one, vocab_size), pipeline_placement(one)
     stage_costs, start = [], 0
     for number, count in enumerate(layers):
@@ -73,7 +76,7 @@ def test_every_layer_is_on_one_stage(layers: int, pp: int, parallel: dict[str, A
 
 
 def divisions(layers: int, stages: int) -> Any:
-    """All divisions of layers over stages of which only the first and the last may be empty."""
+    """All divisions of layers over stages; only the first and last may be empty."""
     for cuts in itertools.combinations_with_replacement(range(layers + 1), stages - 1):
         division = tuple(b - a for a, b in itertools.pairwise((0, *cuts, layers)))
         if all(division[1:-1]):
@@ -147,7 +150,7 @@ def test_a_looked_up_table_costs_its_rows_and_not_its_size() -> None:
     assert part_costs(one, 32000).embedding == part_costs(one, 10_000_000).embedding
 
 
-def test_head_and_loss_weigh_on_the_last_stage() -> None:
+def test_head_and_loss_add_to_the_cost_of_the_last_stage() -> None:
     assert counts(config(8, 2), 100) == [4, 4]
     first, last = counts(config(8, 2), 32000)
     assert first > last > 0  # the head of 32,000 x 512 costs four such layers
@@ -161,7 +164,7 @@ def test_layers_that_do_not_divide_are_all_kept() -> None:
     assert counts(config(30, 4), 100) == [7, 8, 8, 7]
 
 
-def test_full_recompute_makes_layers_heavier() -> None:
+def test_full_recompute_adds_to_the_cost_of_layers() -> None:
     one = config(8, 2)
     training = {"recompute_granularity": "full", "recompute_method": "uniform"}
     again = one.model_copy(update={"training": one.training.model_copy(update=training)})
@@ -172,7 +175,6 @@ def test_full_recompute_makes_layers_heavier() -> None:
 
 @pytest.mark.parametrize("model", [{}, {"num_experts": 8, "moe_layer_freq": 3}])
 @pytest.mark.parametrize(("pp", "chunks"), [(64, 1), (16, 4), (8, 1)])
-@pytest.mark.timeout(20)
 def test_large_models_are_divided_at_once(pp: int, chunks: int, model: dict[str, Any]) -> None:
     one = config(126, pp, model, num_virtual_stages_per_pipeline_rank=chunks if chunks > 1 else None)
     found = counts(one, 128_256)
@@ -321,6 +323,19 @@ def test_refused(layers: int, pp: int, parallel: dict[str, Any], key: str, says:
     assert says in caught.value.problem
 
 
+def test_prediction_layers_lie_and_cost_on_the_last_stage() -> None:
+    layout = {"pipeline_model_parallel_layout": "Et*4|t*3mL"}
+    assert counts(config(7, 2, MTP, **layout)) == [4, 3]
+    for model in ({}, {**MTP, "mtp_num_layers": 2}):
+        with pytest.raises(ConfigError, match="has 1 layers of multi-token prediction") as caught:
+            config(7, 2, model, **layout)
+        assert caught.value.key == LAYOUT
+    one, plain = config(16, 2, MTP), config(16, 2, {"position_embedding_type": "rope"})
+    assert counts(one)[1] < counts(plain)[1] < 8
+    further = part_costs(one, 32000).head - 2 * part_costs(plain, 32000).head
+    assert further > part_costs(plain, 32000).layers[-1]  # a layer and the projection
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -330,6 +345,8 @@ def test_refused(layers: int, pp: int, parallel: dict[str, Any], key: str, says:
         ("E((t|t)*2|)*2tL", [1, 2, 1, 1, 2, 1, 1]),
         ("EL", [0]),
         ("E|*3L", [0, 0, 0, 0]),
+        ("Et|ttmmL", [1, 2]),
+        ("Ett|mL", [2, 0]),
     ],
 )
 def test_notation(text: str, expected: list[int]) -> None:
@@ -340,6 +357,7 @@ def test_notation(text: str, expected: list[int]) -> None:
     ("text", "says"),
     [
         ("Et|m|L", "multi-token prediction"),
+        ("Et|mtL", "multi-token prediction"),
         ("tt|tL", "only the first of the 2 stages begins with E"),
         ("Ett|t", "only the last ends with L"),
         ("EttL|tL", "virtual stage 0 is 'EttL'"),

@@ -53,6 +53,24 @@ def test_training_row_has_exactly_the_agreed_fields():
     assert row()["mfu"] == pytest.approx(0.3)
 
 
+def test_further_losses_are_means_over_their_own_labels():
+    found = row(further_losses={"mtp_1_loss": [12.0, 4.0], "mtp_2_loss": [0.0, 0.0]})
+    assert found["mtp_1_loss"] == 3.0 and "mtp_2_loss" not in found
+    assert "loss 3.0000 | mtp 1 loss 3.0000 | grad norm" in training_line(found, 200, 1.0)
+
+
+def test_progress_keeps_further_losses():
+    progress, again = TrainingProgress(seed=4), TrainingProgress()
+    again.load(json.loads(json.dumps(progress.state())))
+    assert again == progress and "further_losses" not in progress.state()
+    for _ in range(2):
+        progress.add_further_loss("mtp_1_loss", 0.1, 3)
+    again.load(json.loads(json.dumps(progress.state())))
+    assert again.further_losses == {"mtp_1_loss": [0.2, 6.0]}
+    again.begin_interval()
+    assert not again.further_losses
+
+
 def test_validation_row():
     found = validation_row(1, 20, math.log(50.0))
     assert list(found) == ["attempt", "iteration", "valid_loss", "valid_ppl", "time"]
@@ -77,7 +95,7 @@ def test_console_line():
     assert "MFU" not in line
 
 
-def test_file_appends_whole_rows_over_a_torn_one(tmp_path):
+def test_rows_are_appended_after_an_incomplete_one_is_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"iteration": 1}\n{"iterat')
     file = MetricsFile(path)

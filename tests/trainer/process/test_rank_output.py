@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.waiting import HANG_S, wait_for
 from trainer.process.failure import PeerFailedError, record_failure
 from trainer.process.heartbeat import Heartbeat
 from trainer.process.run_directory import RunDirectory, write_json
@@ -30,7 +30,7 @@ sys.stdout.write("no newline")
 def speak(tmp_path, rank, end):
     log = tmp_path / "attempts" / "1" / "rank.log"
     command = [sys.executable, "-c", SPEAK.format(end=end), str(log), rank]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     return done, log.read_text()
 
 
@@ -45,7 +45,7 @@ def test_crash_leaves_a_stack(tmp_path):
     assert "Fatal Python error: Aborted" in log
 
 
-def test_rank_0_also_speaks_to_the_console(tmp_path):
+def test_rank_0_also_prints_on_the_console(tmp_path):
     done, log = speak(tmp_path, "0", "print(); 1 / 0")
     assert "ZeroDivisionError" in log
     assert done.stdout == log
@@ -57,18 +57,16 @@ def test_closed_console_does_not_stop_a_rank(tmp_path):
     code = SPEAK.format(end="import time\nfor i in range(30): print('x' * 9999); time.sleep(0.01)\nprint('end')")
     process = subprocess.Popen([sys.executable, "-c", code, str(log), "0"], stdout=subprocess.PIPE)
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=HANG_S) == 0
     assert log.read_text().endswith("end\n")
 
 
-def test_heartbeat_tells_the_phase_it_hangs_in(tmp_path):
+def test_heartbeat_names_the_phase_in_which_a_rank_hangs(tmp_path):
     path = tmp_path / "heartbeat" / "rank-00002.json"
     with Heartbeat(path, 2) as heartbeat:
         heartbeat.beat(7, "data")
         heartbeat.beat(7, "forward and backward")
-        end = time.monotonic() + 20
-        while json.loads(path.read_text())["phase"] == "start" and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_for(lambda: json.loads(path.read_text())["phase"] != "start", "the next heartbeat")
         found = json.loads(path.read_text())
         assert (found["rank"], found["iteration"], found["phase"]) == (2, 7, "forward and backward")
         assert found["pid"] == os.getpid()
@@ -102,7 +100,7 @@ def test_stop_by_file_and_by_signal(tmp_path, monkeypatch):
         assert signal.getsignal(number) == before
 
 
-def test_the_stop_file_is_looked_for_once_a_second_in_a_folder_opened_anew(tmp_path, monkeypatch):
+def test_the_stop_file_is_checked_once_a_second_in_a_newly_opened_folder(tmp_path, monkeypatch):
     now = [100.0]
     opened = []
     scan = os.scandir

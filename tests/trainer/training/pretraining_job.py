@@ -6,10 +6,11 @@ import time
 
 from tests.rank_server import rank_context
 from tests.resume_torture import free_port
+from tests.waiting import HANG_S, wait_for
 
 
 def be_rank(run, number, rank, world_size, port, fault):
-    """Run ``python -m trainer pretrain`` in this process, after ``fault``, which may break the trainer."""
+    """Call ``fault``, which may break the trainer, then pretrain in this process."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -55,25 +56,30 @@ class Job:
     def __exit__(self, *_):
         for process in self.ranks.values():
             process.kill()
-            process.join(timeout=60)
+            process.join(timeout=HANG_S)
 
     def wait_for_iteration(self, iteration):
         """Wait until ``iteration`` iterations are logged."""
-        wait_for_iteration(self.run, iteration, lambda: all(p.exitcode is None for p in self.ranks.values()))
+        assert self.reaches_iteration(iteration), "a rank ended before its time"
 
-    def ends(self, ranks, seconds):
-        """Exit codes of ``ranks``, which must all have left ``seconds`` from now."""
-        end = time.monotonic() + seconds
+    def reaches_iteration(self, iteration):
+        """True once ``iteration`` iterations are logged, False if a rank ends before."""
+        return reaches_iteration(self.run, iteration, lambda: all(p.exitcode is None for p in self.ranks.values()))
+
+    def ends(self, ranks):
+        """Exit codes of ``ranks``, once all have left; None of a rank that hangs."""
+        end = time.monotonic() + HANG_S
         for rank in ranks:
             self.ranks[rank].join(timeout=max(0.1, end - time.monotonic()))
         return [self.ranks[rank].exitcode for rank in ranks]
 
 
-def wait_for_iteration(run, iteration, goes_on, deadline_s=200.0):
-    """Wait until ``iteration`` rows are logged; fails when ``goes_on()`` is False."""
-    end = time.monotonic() + deadline_s
+def reaches_iteration(run, iteration, is_running):
+    """True once ``iteration`` rows are logged, False if ``is_running()`` is False before."""
     metrics = run / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < iteration:
-        assert goes_on(), "a rank ended before its time"
-        assert time.monotonic() < end, f"no iteration {iteration} in {deadline_s:g} s"
-        time.sleep(0.02)
+
+    def is_logged():
+        return metrics.exists() and metrics.read_text().count("\n") >= iteration
+
+    wait_for(lambda: is_logged() or not is_running(), f"iteration {iteration}", step_s=0.02)
+    return is_logged()

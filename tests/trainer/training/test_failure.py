@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.resume_torture import free_port
-from tests.trainer.training.pretraining_job import Job, wait_for_iteration
+from tests.trainer.training.pretraining_job import Job, reaches_iteration
+from tests.waiting import HANG_S
 from trainer.checkpoint.directory import CheckpointError
 from trainer.distributed.mesh import ParallelMesh
 from trainer.process.heartbeat import Heartbeat
@@ -26,12 +27,10 @@ from trainer.training.peer_failure import PeerFailure
 from trainer.training.pretraining import _Attempt, _report
 
 WORLD_SIZE = 4
-# Timeout of ranks that wait for a hanging one.
-TIMEOUT_S = 8.0
-# Timeout of ranks with a dead peer, if they did not notice the failure.
-LONG_S = 60.0
-# Extra time for processes to end on a loaded machine.
-GRACE_S = 60.0
+# Timeouts of ranks that wait for a hanging one. A busy machine needs the longer ones to start its ranks at all.
+TIMEOUTS_S = (8.0, 60.0, 300.0)
+# Timeout of ranks with a dead peer, longer than any test: they must notice the failure.
+LONG_S = 3600.0
 MESH = ParallelMesh(tp=2, pp=2, dp=1, rank=0)
 
 
@@ -66,10 +65,10 @@ def raise_in_third_iteration():
 
     whole = TrainingLoop._count
 
-    def count(self, outcome, loss_sum, valid_tokens):
+    def count(self, *arguments):
         if self.progress.iteration == 2:
             raise ValueError("a fault in the third iteration")
-        whole(self, outcome, loss_sum, valid_tokens)
+        whole(self, *arguments)
 
     TrainingLoop._count = count
 
@@ -77,7 +76,7 @@ def raise_in_third_iteration():
 def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_path):
     write_config(tmp_path / "run")
     with Job(tmp_path / "run", WORLD_SIZE, {3: raise_in_third_iteration}) as job:
-        assert job.ends(range(WORLD_SIZE), 200.0) == [1] * WORLD_SIZE
+        assert job.ends(range(WORLD_SIZE)) == [1] * WORLD_SIZE
     first, *others = errors(job.run)
     assert (first["rank"], first["coordinates"]) == (3, "rank 3 (pp 1, dp 0, tp 1)")
     assert (first["type"], first["message"]) == ("ValueError", "a fault in the third iteration")
@@ -88,7 +87,6 @@ def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_p
     for error in others:
         assert error["consequence"] is True
         assert error["message"].startswith("peer failure in ")
-        assert error["time"] - first["time"] < LONG_S
         # A rank with its own error record is not reported as silent.
         assert "no error record from rank 3" not in error["message"]
         coordinates = error["coordinates"]
@@ -96,18 +94,18 @@ def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_p
         assert "Traceback" not in log(job.run, error["rank"])
 
 
-def test_a_killed_rank_is_missed_by_those_that_talked_to_it(tmp_path):
+def test_peers_of_a_killed_rank_report_it(tmp_path):
     write_config(tmp_path / "run")
     with Job(tmp_path / "run", WORLD_SIZE) as job:
         job.wait_for_iteration(2)
         killed = time.time()
         job.ranks[1].kill()
-        assert job.ends([0, 2, 3], LONG_S + GRACE_S) == [1, 1, 1]
+        assert job.ends([0, 2, 3]) == [1, 1, 1]
     found = errors(job.run)
     assert sorted(error["rank"] for error in found) == [0, 2, 3]
     assert all(error["consequence"] for error in found)
-    assert all(killed <= error["time"] < killed + LONG_S for error in found)
-    # Chance decides which of its peers were communicating with it at that moment.
+    assert all(killed <= error["time"] for error in found)
+    # The peers that communicated with it at that moment differ from run to run.
     assert any("no error record from rank 1 (pp 0, dp 0, tp 1) (process " in error["message"] for error in found)
 
 
@@ -125,11 +123,11 @@ def die_in_the_middle_of_the_second_iteration():
     TrainingStep._forward = forward
 
 
-def test_a_rank_that_is_killed_under_zero_3_is_missed_by_its_replicas(tmp_path):
+def test_replicas_of_a_rank_killed_under_zero_3_report_it(tmp_path):
     alone = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
     write_config(tmp_path / "run", data_parallel_sharding_strategy="optim_grads_params", **alone)
     with Job(tmp_path / "run", 2, {1: die_in_the_middle_of_the_second_iteration}) as job:
-        assert job.ends([0, 1], 200.0) == [1, -signal.SIGKILL]
+        assert job.ends([0, 1]) == [1, -signal.SIGKILL]
     (found,) = errors(job.run)
     # Between two micro-batches only torch's own wrappers communicate.
     assert found["message"].startswith("peer failure in 'forward and backward' over dp x cp (rank 1): ")
@@ -137,15 +135,17 @@ def test_a_rank_that_is_killed_under_zero_3_is_missed_by_its_replicas(tmp_path):
 
 
 def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
-    write_config(tmp_path / "run", TIMEOUT_S)
-    with Job(tmp_path / "run", WORLD_SIZE) as job:
-        job.wait_for_iteration(2)
-        os.kill(job.ranks[2].pid, signal.SIGSTOP)
-        began = time.time()
-        assert job.ends([0, 1, 3], TIMEOUT_S + GRACE_S) == [1, 1, 1]
+    for timeout_s in TIMEOUTS_S:
+        run = tmp_path / f"run-{timeout_s:.0f}"
+        write_config(run, timeout_s)
+        with Job(run, WORLD_SIZE) as job:
+            if not job.reaches_iteration(2):
+                continue
+            os.kill(job.ranks[2].pid, signal.SIGSTOP)
+            assert job.ends([0, 1, 3]) == [1, 1, 1]
+            break
     found = errors(job.run)
     assert sorted(error["rank"] for error in found) == [0, 1, 3]
-    assert all(error["time"] - began < TIMEOUT_S + GRACE_S / 2 for error in found)
     assert all(error["consequence"] for error in found)
     # Some ranks wait for the hanging one, and others for those.
     waiting = next(e for e in found if "no error record from rank 2 (pp 1, dp 0, tp 0) (process " in e["message"])
@@ -155,17 +155,16 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
     assert "Traceback" in log(job.run, waiting["rank"])  # where it waited
 
 
-def test_a_rank_that_never_comes_is_missed_in_the_rendezvous(tmp_path):
-    write_config(tmp_path / "run", TIMEOUT_S)
+def test_a_rank_that_never_starts_is_reported_by_the_rendezvous(tmp_path):
+    write_config(tmp_path / "run", TIMEOUTS_S[0])
     with Job(tmp_path / "run", WORLD_SIZE, absent=(2,)) as job:
-        assert job.ends([0, 1, 3], 200.0) == [1, 1, 1]
+        assert job.ends([0, 1, 3]) == [1, 1, 1]
     for error in errors(job.run):
         assert "'rendezvous'" in error["message"]
         assert error["consequence"] is True
     assert any("no error record from rank 2 (pp 1, dp 0, tp 0) (no heartbeat)" in e["message"] for e in errors(job.run))
 
 
-@pytest.mark.timeout(400)
 def test_under_torchrun_a_killed_rank_ends_the_job(tmp_path):
     run = tmp_path / "run"
     write_config(run, pipeline_model_parallel_size=1)
@@ -176,17 +175,17 @@ def test_under_torchrun_a_killed_rank_ends_the_job(tmp_path):
     with (tmp_path / "agent.log").open("w") as out:
         agent = subprocess.Popen(command, cwd=Path(__file__).parents[3], env=environment, stdout=out, stderr=out)
         try:
-            wait_for_iteration(run, 2, lambda: agent.poll() is None)
+            assert reaches_iteration(run, 2, lambda: agent.poll() is None)
             victim = json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["pid"]
             killed = time.time()
             os.kill(victim, signal.SIGKILL)
-            assert agent.wait(timeout=LONG_S + GRACE_S + 40.0) == 1
+            assert agent.wait(timeout=HANG_S) == 1
         finally:
             agent.terminate()
-            agent.wait(timeout=60.0)
+            agent.wait(timeout=HANG_S)
     assert errors(run)
     assert all(error["rank"] != 1 and error["consequence"] for error in errors(run))
-    assert all(killed <= error["time"] < killed + LONG_S for error in errors(run))
+    assert all(killed <= error["time"] for error in errors(run))
 
 
 GLOO_GONE = (
@@ -277,7 +276,7 @@ def failure_in(module, mesh):
         ("trainer.data_parallel.shared_gradients", "", tuple(range(1, 16))),
     ],
 )
-def test_the_axis_is_that_of_the_innermost_place_that_talks(module, axis, peers):
+def test_the_axis_is_that_of_the_innermost_frame_that_communicates(module, axis, peers):
     failure = failure_in(module, ParallelMesh(tp=2, pp=2, dp=2, cp=2, ep=4, rank=0))
     assert (failure.axis, failure.peers) == (axis, peers)
 

@@ -28,7 +28,7 @@ def test_loss_and_gradient_norm_are_those_of_plain_pytorch(trainer: str, layout:
     assert norms == pytest.approx(plain_norms, rel=3e-4)
 
 
-def test_plain_pytorch_is_what_others_found() -> None:
+def test_plain_pytorch_agrees_with_other_frameworks() -> None:
     """First losses and norms of transformers, litgpt and megatron-core.
 
     On the same model, to five figures.

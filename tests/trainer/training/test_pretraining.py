@@ -6,6 +6,7 @@ import math
 import pytest
 
 from tests.resume_torture import Attempt, config_of, last_row, rows, wait_until
+from tests.waiting import HANG_S
 from trainer.checkpoint.directory import complete_iterations
 from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.tokenizers.null import NullTokenizer
@@ -22,7 +23,7 @@ def start(run, variant="dp2 fp16", number=1, **changes):
 
 def end(attempt):
     for rank in attempt.ranks:
-        rank.join(timeout=200)
+        rank.join(timeout=HANG_S)
     return [rank.exitcode for rank in attempt.ranks]
 
 
@@ -56,7 +57,7 @@ def test_stop_file_saves_and_leaves_together(tmp_path):
     assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
 
 
-def test_who_is_stopped_saves_before_it_evaluates(tmp_path):
+def test_a_stopped_run_saves_before_it_evaluates(tmp_path):
     run = tmp_path / "run"
     with start(run, "tp2", training={"exit_interval": 2, "eval_interval": 2}) as attempt:
         assert attempt.finish() == "stopped"
@@ -65,7 +66,7 @@ def test_who_is_stopped_saves_before_it_evaluates(tmp_path):
     assert said.count("iteration 2 saved") == 1
 
 
-def test_run_that_is_done_says_so_and_evaluation_repeats_the_same_samples(tmp_path):
+def test_a_completed_run_reports_it_and_evaluation_repeats_the_same_samples(tmp_path):
     run = tmp_path / "run"
     with start(run, "pp2", training={"train_iters": 2, "eval_interval": 1}, optimizer=FLAT) as one:
         assert one.finish() == "completed"
@@ -90,6 +91,19 @@ def test_exploding_weights_are_counted_and_skipped(tmp_path):
     assert found[4, False]["lm_loss"] is None
     assert found[4, False]["grad_norm"] is None
     assert found[4, False]["learning_rate"] == found[2, False]["learning_rate"]  # a skipped step does not count
+
+
+def test_losses_of_further_tokens_are_logged_apart_also_after_a_resume(tmp_path):
+    run, model = tmp_path / "run", {"mtp_num_layers": 2, "position_embedding_type": "rope"}
+    keys = {"train_iters": 3, "eval_iters": 0}
+    with start(run, "pp2", model=model, training={**keys, "exit_interval": 2}) as attempt:
+        assert attempt.finish() == "stopped"
+    with start(run, "pp2", number=2, model=model, training=keys) as attempt:
+        assert attempt.finish() == "completed"
+    for iteration in (1, 2, 3):
+        losses = [rows(run)[iteration, False][name] for name in ("lm_loss", "mtp_1_loss", "mtp_2_loss")]
+        assert len(set(losses)) == 3 and min(losses) > 0
+    assert f"| mtp 2 loss {losses[2]:.4f} |" in log(run, number=2)
 
 
 def test_fp16_finds_its_loss_scale(tmp_path):
@@ -124,7 +138,7 @@ def test_gpus_are_not_silently_left_out(tmp_path):
     assert "training.device: cpu" in log(run)
 
 
-def test_dead_rank_takes_the_other_along_at_once(tmp_path):
+def test_a_dead_rank_ends_the_other_at_once(tmp_path):
     run = tmp_path / "run"
     with start(run, "tp2", training={"train_iters": 100000}) as attempt:
         assert wait_until(attempt, lambda: last_row(run)["iteration"] > 0)
@@ -144,7 +158,7 @@ def test_missing_checkpoint_to_start_from(tmp_path):
     assert "checkpoint.load" in log(run)
 
 
-def test_run_goes_on_on_another_layout_to_the_same_losses(tmp_path):
+def test_a_run_continues_on_another_layout_to_the_same_losses(tmp_path):
     length = {"training": {"train_iters": 8}, "logging": {"log_interval": 1}}
     with start(tmp_path / "whole", "tp2", **length) as attempt:
         assert attempt.finish() == "completed"
@@ -188,5 +202,5 @@ def test_labels_that_count_are_counted_once_in_every_layout(tmp_path):
         found[axis] = [rows(run)[2, False]["lm_loss"], rows(run)[2, True]["valid_loss"]]
     for losses in found.values():
         assert losses == pytest.approx(found["data"], rel=1e-5)
-    # With untrained weights this small every token costs about the same: the divisor was the right count.
+    # With such small untrained weights every token has about the same loss, so the divisor was the right count.
     assert found["data"] == pytest.approx([math.log(251)] * 2, rel=0.04)

@@ -13,9 +13,10 @@ KILL_DELAY_S = 10
 
 
 class Head:
-    """Top process of a job. MOM starts a login shell and writes the script's name to its input (start_exec.c).
+    """Top process of a job.
 
-    A signal goes to all processes of the session, that shell included; when the shell has ended, MOM kills the rest.
+    MOM starts a login shell and writes the script's name to its input (start_exec.c). A signal
+    goes to all processes of the session, that shell included. When the shell has ended, MOM kills the others.
     """
 
     def __init__(self, job):
@@ -40,8 +41,8 @@ class Head:
         self.process.stdin.close()
         self.output = output
 
-    def tell(self, sent):
-        pbs_state.signal_processes(sent, session=self.process.pid)
+    def send(self, number):
+        pbs_state.signal_processes(number, session=self.process.pid)
 
     def end(self):
         status = self.process.wait()
@@ -54,19 +55,19 @@ class Head:
 def run(job):
     """Run a job to its end; return the changes of its record."""
     head = Head(job)
-    told, ending = None, {}
+    signalled, ending = None, {}
     while head.process.poll() is None:
         now = pbs_state.load(job["number"])
         if now.get("rerun"):
-            head.tell(signal.SIGKILL)
+            head.send(signal.SIGKILL)
             head.end()
             return {"state": "Q", "substate": 10, "rerun": False, "hosts": []}
-        if told is None and (now.get("deleted") or time.time() > job["started"] + job["walltime"]):
+        if signalled is None and (now.get("deleted") or time.time() > job["started"] + job["walltime"]):
             ending = {"substate": 91} if now.get("deleted") else {"exit_status": -29, "substate": 93}
-            head.tell(signal.SIGTERM)
-            told = time.time()
-        if told is not None and time.time() > told + KILL_DELAY_S:
-            head.tell(signal.SIGKILL)
+            head.send(signal.SIGTERM)
+            signalled = time.time()
+        if signalled is not None and time.time() > signalled + KILL_DELAY_S:
+            head.send(signal.SIGKILL)
         time.sleep(0.05)
     status = head.end()
     return {"state": "F", "exit_status": status, "substate": 93 if status else 92, **ending}

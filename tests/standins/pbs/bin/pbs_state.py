@@ -1,12 +1,13 @@
-"""State of the stand-in PBS: jobs and faults in a folder. Contains no part of PBS, which Debian does not have.
+"""State of the stand-in PBS: jobs and faults in a folder.
 
-It does what OpenPBS's source and manual pages say that a server and its MOMs do, as far as llmctl meets it, for nodes
-that are names on this one machine. PBS_STANDIN_STATE names the folder:
+It contains no part of PBS, which Debian does not have. It behaves as OpenPBS's source and manual pages describe a
+server and its MOMs, as far as llmctl uses them. All nodes are names of this machine. PBS_STANDIN_STATE names the
+folder:
 
     nodes          names of the nodes, one per line; a job has its nodes to itself
     jobs/N.json    one file per job
     faults/down    the server does not answer
-    faults/lose    the next qsub is taken, and its answer lost
+    faults/lose    the next qsub is accepted, and its answer is lost
     faults/busy    no job is started
 """
 

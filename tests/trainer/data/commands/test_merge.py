@@ -1,4 +1,4 @@
-"""Merging datasets: Megatron-LM's bytes, the sums of the manifests, and errors before any file is written."""
+"""Merging datasets: Megatron-LM's bytes, summed manifests, and errors before any write."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from tests.trainer.data.token_files import RECORDED, describe, files_end_at, unpack, write, write_joined
 from trainer.__main__ import main
-from trainer.data.commands.merge import merge_pairs
+from trainer.data.commands.merge import merge_datasets
 from trainer.data.errors import DataError
 from trainer.data.indexed.manifest import read_manifest
-from trainer.data.indexed.writer import PairWriter
+from trainer.data.indexed.writer import IndexedDatasetWriter
 
 DOCUMENTS = [[number] * (number % 5) for number in range(60)]
 
@@ -25,7 +25,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_shards_become_what_megatron_makes_of_them(tmp_path: Path) -> None:
+def test_merged_bytes_are_megatrons(tmp_path: Path) -> None:
     for shard in ("a", "b", "c"):
         unpack(f"shard_{shard}", tmp_path)
     assert main(["data", "merge", "--input", str(tmp_path), "--output-prefix", str(tmp_path / "out/all")]) == 0
@@ -35,7 +35,7 @@ def test_shards_become_what_megatron_makes_of_them(tmp_path: Path) -> None:
         }
 
 
-def test_merged_manifests_are_those_of_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merged_manifests_equal_those_of_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = describe(tmp_path / "whole", DOCUMENTS)
     cuts = (0, 13, 13, 60)
     for number, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
@@ -50,7 +50,7 @@ def test_merged_manifests_are_those_of_the_whole(tmp_path: Path, capsys: pytest.
     assert "all.bin, .idx and .json: 3 datasets, 60 documents, 120 tokens" in capsys.readouterr().out
 
 
-def test_a_folder_without_pairs_is_refused_and_home_is_found(
+def test_a_folder_without_datasets_is_refused_and_tilde_is_expanded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -63,7 +63,7 @@ def test_a_folder_without_pairs_is_refused_and_home_is_found(
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "full/a.bin").read_bytes()
 
 
-def test_a_pair_that_is_named_by_all_its_files_counts_once(
+def test_a_dataset_named_by_all_its_files_counts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_a_pair_that_is_named_by_all_its_files_counts_once(
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".bin", ".idx", ".idx", ".json", ".json"]
 
 
-def test_what_a_killed_merge_left_makes_room_and_a_living_one_is_not_disturbed(
+def test_leftovers_of_a_killed_merge_are_removed_and_a_running_merge_is_not_disturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def left() -> int:
@@ -96,21 +96,21 @@ def test_what_a_killed_merge_left_makes_room_and_a_living_one_is_not_disturbed(
     write(tmp_path / "a", DOCUMENTS)
     begun = os.fork()
     if begun == 0:
-        writer = PairWriter(tmp_path / "out", 8)
+        writer = IndexedDatasetWriter(tmp_path / "out", 8)
         writer.append(np.ones(1_000_000, np.uint16), np.array([1_000_000]), np.array([1]))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(begun, 0)
     assert left() > 1_999_000
-    with PairWriter(tmp_path / "out", 8), pytest.raises(DataError, match="another process is writing this"):
-        merge_pairs([tmp_path / "a"], tmp_path / "out")
+    with IndexedDatasetWriter(tmp_path / "out", 8), pytest.raises(DataError, match="another process is writing this"):
+        merge_datasets([tmp_path / "a"], tmp_path / "out")
     assert not left()
     (tmp_path / "out.bin.partial").write_bytes(bytes(2_000_000))
-    merge_pairs([tmp_path / "a"], tmp_path / "out")
+    merge_datasets([tmp_path / "a"], tmp_path / "out")
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.bin", "out.idx"]
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "a.bin").read_bytes()
 
 
-def test_what_does_not_go_together_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_incompatible_datasets_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     describe(tmp_path / "a", DOCUMENTS)
     describe(tmp_path / "other", DOCUMENTS, tokenizer_sha256="cd" * 32)
     describe(tmp_path / "endless", DOCUMENTS, eod=None)
@@ -130,12 +130,12 @@ def test_what_does_not_go_together_is_refused_before_anything_is_written(tmp_pat
     }
     for names, says in refusals.items():
         with pytest.raises(DataError, match=says):
-            merge_pairs([tmp_path / name for name in names], tmp_path / "out")
+            merge_datasets([tmp_path / name for name in names], tmp_path / "out")
     with pytest.raises(DataError, match="is one of the datasets to merge"):
-        merge_pairs([tmp_path / "plain"], tmp_path / "plain")
+        merge_datasets([tmp_path / "plain"], tmp_path / "plain")
     (tmp_path / "same").symlink_to(tmp_path)
     with pytest.raises(DataError, match="is one of the datasets to merge"):
-        merge_pairs([tmp_path / "plain"], tmp_path / "same" / "plain")
+        merge_datasets([tmp_path / "plain"], tmp_path / "same" / "plain")
     (tmp_path / "same").unlink()
     assert files(tmp_path) == before
 
@@ -154,7 +154,7 @@ def test_damage_that_only_a_checksum_shows_is_not_merged(tmp_path: Path, capsys:
     assert files(tmp_path) == before
 
 
-def test_a_source_that_is_cut_off_meanwhile_is_not_merged(tmp_path: Path) -> None:
+def test_a_source_truncated_during_the_merge_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a", [[1]])
     write(tmp_path / "b", [[2, 3]])
 
@@ -162,15 +162,15 @@ def test_a_source_that_is_cut_off_meanwhile_is_not_merged(tmp_path: Path) -> Non
         (tmp_path / "b.bin").write_bytes(b"123")
 
     with pytest.raises(DataError, match=r"b\.bin: its size of 3 bytes is not a multiple of the token size"):
-        merge_pairs([tmp_path / "a", tmp_path / "b"], tmp_path / "out", cut)
+        merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "out", cut)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_manifest_of_other_data_is_not_believed(tmp_path: Path) -> None:
+def test_a_manifest_of_other_data_is_refused(tmp_path: Path) -> None:
     describe(tmp_path / "a", DOCUMENTS)
     write(tmp_path / "a", DOCUMENTS[:20])
     with pytest.raises(DataError, match=r"a\.json: states 60 documents \(there are 20\) and 48 sequences"):
-        merge_pairs([tmp_path / "a"], tmp_path / "out")
+        merge_datasets([tmp_path / "a"], tmp_path / "out")
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,12 +183,12 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert files(tmp_path) == before
 
 
-def test_a_disk_that_is_too_small_is_seen_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_detected_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", DOCUMENTS)
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr("trainer.data.commands.merge.shutil.disk_usage", lambda _: usage)
     with pytest.raises(DataError, match=r"has 0\.0 GB free, but .*new/out takes 0\.0 GB"):
-        merge_pairs([tmp_path / "a"], tmp_path / "new/out")
+        merge_datasets([tmp_path / "a"], tmp_path / "new/out")
     assert not (tmp_path / "new").exists()
 
 
@@ -196,7 +196,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
     write_joined(tmp_path / "a", np.ones(32_000_000, np.uint16), np.full(16_000, 2000))
     tracemalloc.start()
     try:
-        merge_pairs([tmp_path / "a"] * 2, tmp_path / "out")
+        merge_datasets([tmp_path / "a"] * 2, tmp_path / "out")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

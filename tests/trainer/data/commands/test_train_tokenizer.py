@@ -1,4 +1,4 @@
-"""Training vocabularies: the same text gives the same file, and impossible sizes are one sentence."""
+"""Training vocabularies: the same file from the same text, and refusal of impossible sizes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.trainer.data.vocabularies import TEXTS, Vocabularies
+from tests.waiting import HANG_S
 from trainer.config.data_flags import ENDINGS
 from trainer.data import background
 from trainer.data.commands import corpus, train_tokenizer
@@ -54,13 +55,13 @@ def test_training_is_the_same_on_any_number_of_threads(
             check=True,
             capture_output=True,
             env=os.environ | {"RAYON_NUM_THREADS": threads},
-            timeout=60,
+            timeout=HANG_S,
         )
         assert output.read_bytes() == (vocabularies.folder / made).read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sentencepiece_models_are_the_same_again(
+def test_sentencepiece_models_are_reproducible(
     source: Path, vocabularies: Vocabularies, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "t.model"
@@ -84,7 +85,9 @@ def test_further_special_tokens(tmp_path: Path) -> None:
     assert (found.eod, found.specials.mask, found.vocab_size) == (0, 1, 300)
 
 
-def test_sizes_and_names_that_cannot_be(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_sizes_and_names_are_refused(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(DataError, match="256 is below 257"):
         train_byte_level_bpe(TEXTS, 256, tmp_path / "t.json")
     with pytest.raises(DataError, match="yields only .* of the 100000 requested tokens"):
@@ -98,7 +101,7 @@ def test_sizes_and_names_that_cannot_be(tmp_path: Path, source: Path, capsys: py
     assert not list(tmp_path.iterdir())
 
 
-def test_the_text_itself_is_not_written_over(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_input_is_not_overwritten(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "link").symlink_to(source.parent)
     before = source.read_bytes()
     output = str(tmp_path / "link" / source.name)
@@ -147,7 +150,7 @@ def test_sizes_that_no_text_fills_are_refused_at_once(
         *("'s", "'t", "'re", "'ll", "'v"),
     ],
 )
-def test_names_that_text_may_become_are_refused(
+def test_names_that_may_occur_in_encoded_text_are_refused(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     command = ["--input", str(source), "--vocab-size", "400", "--output", str(tmp_path / "t.json"), "--check"]
@@ -159,7 +162,7 @@ def test_names_that_text_may_become_are_refused(
 
 
 @pytest.mark.parametrize("text", ["the quick brown fox", "a b c d e", "x", "日本語の文 日本 語", "aaa aa a"])
-def test_a_size_that_is_advised_for_a_small_text_can_be(text: str) -> None:
+def test_the_size_advised_for_a_small_text_is_valid(text: str) -> None:
     with pytest.raises(DataError, match="the text yields only ") as caught:
         train_wordpiece(lambda: [text], 5000, True, [])
     (advised,) = re.findall(r"lower it to (\d+) or give more text", str(caught.value))
@@ -170,7 +173,7 @@ def test_a_size_that_is_advised_for_a_small_text_can_be(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sizes_that_sentencepiece_refuses_are_said_with_one_that_it_takes(kind: Literal["unigram", "bpe"]) -> None:
+def test_sizes_that_sentencepiece_refuses_come_with_a_valid_one(kind: Literal["unigram", "bpe"]) -> None:
     with pytest.raises(DataError, match="100000 requested tokens; lower it to") as caught:
         train_sentencepiece(TEXTS, 100_000, kind, [])
     (advised,) = re.findall(
@@ -185,14 +188,14 @@ def test_sizes_that_sentencepiece_refuses_are_said_with_one_that_it_takes(kind: 
     assert train_sentencepiece(TEXTS, int(advised), kind, [])
 
 
-def test_a_text_without_letters_is_given_no_advice_that_leads_nowhere() -> None:
+def test_a_text_without_letters_gets_no_invalid_advice() -> None:
     with pytest.raises(
         DataError, match=r"only 5 of the 300 requested tokens; give more text \(the smallest voc.* has 7:"
     ):
         train_wordpiece(lambda: [" "], 300, True, [])
 
 
-def test_learning_is_heard_of_until_it_ends(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_reports_progress_until_its_end(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_SECONDS", "_SECONDS"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(background, "_BEAT_SECONDS", 0.0)
@@ -238,7 +241,7 @@ def test_plain_text_is_read_in_pieces_of_whole_lines(tmp_path: Path, monkeypatch
     assert all(piece.endswith("\n") for piece in pieces[:-1])
 
 
-def test_a_sample_is_said_and_a_check_writes_nothing(
+def test_sampling_is_reported_and_a_check_writes_nothing(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--input", str(source), "--vocab-size", "300", "--output", str(tmp_path / "new/t.json")]
@@ -253,7 +256,7 @@ def test_a_sample_is_said_and_a_check_writes_nothing(
     assert "training on about 0 of 0 MB of text, spread evenly over the files; change the amount with --sam" in said
 
 
-def test_home_is_found_and_progress_shown(
+def test_tilde_is_expanded_and_progress_is_shown(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "_FIRST_SECONDS", 0.0)
@@ -271,7 +274,7 @@ def test_home_is_found_and_progress_shown(
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
-def test_nothing_is_learnt_from_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_without_text_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.jsonl").touch()
     command = ["--input", str(tmp_path / "in.jsonl"), "--vocab-size", "257", "--output", str(tmp_path / "t.json")]
     assert main(command) == 3
@@ -280,9 +283,7 @@ def test_nothing_is_learnt_from_no_text(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("suffix", [".json", ".txt", ".model"])
-def test_what_is_wrong_with_the_text_is_said_of_the_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
-) -> None:
+def test_errors_of_the_text_name_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
     lines = "".join(json.dumps({"text": text}) + "\n" for text in [*TEXTS, "\ud800 alone"])
     (tmp_path / "in.jsonl").write_text(lines + "{\n")
     command = ["--input", str(tmp_path / "in.jsonl"), "--vocab-size", "400", "--output", str(tmp_path / f"t{suffix}")]
@@ -296,7 +297,7 @@ def test_what_is_wrong_with_the_text_is_said_of_the_text(
 @pytest.mark.parametrize(
     ("suffix", "package"), [(".json", "tokenizers"), (".txt", "tokenizers"), (".model", "sentencepiece")]
 )
-def test_a_missing_library_is_told_before_anything_is_read(
+def test_a_missing_library_is_reported_before_anything_is_read(
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -338,7 +339,7 @@ sys.exit(__main__.main(sys.argv[1:]))
 """
 
 
-def test_learning_ends_at_once_when_it_is_interrupted(source: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_training_at_once(source: Path, tmp_path: Path) -> None:
     words = ["data", "train-tokenizer", str(source), "--vocab-size", "300", "--output", str(tmp_path / "t.json")]
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", _DEAF, *words], stdout=pipe, stderr=pipe, text=True) as process:
@@ -346,7 +347,7 @@ def test_learning_ends_at_once_when_it_is_interrupted(source: Path, tmp_path: Pa
             assert process.stdout is not None
             assert process.stdout.readline() == "begun\n"
             process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=30)[1]
+            said = process.communicate(timeout=HANG_S)[1]
         finally:
             process.kill()
     assert (process.returncode, said) == (130, "llmctl data train-tokenizer: interrupted\n")
@@ -377,7 +378,9 @@ def test_a_sample_of_a_table_comes_from_all_parts_of_it(
     )
 
 
-def test_a_sample_of_compressed_text_is_as_large_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_compressed_text_has_about_the_requested_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(corpus, "PIECE", 1000)
     monkeypatch.setattr(corpus, "_LEAST_PIECE", 1000)
     text = "".join(f"line {number:05}\n" for number in range(30_000))

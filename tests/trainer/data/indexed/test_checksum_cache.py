@@ -1,4 +1,4 @@
-"""Cached results about a large file are used while the file is unchanged, and never afterwards."""
+"""Cached results about a large file are used only while the file is unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.data.token_files import write
 from trainer.data.errors import DataError
 from trainer.data.indexed import checksum_cache
-from trainer.data.indexed.checksum_cache import KnownFiles
+from trainer.data.indexed.checksum_cache import ChecksumCache
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.samples.epoch_index import Epochs, build_epoch_index
 from trainer.data.samples.index_cache import EpochIndexCache, LengthsSummary
@@ -22,7 +22,7 @@ from trainer.data.samples.index_cache import EpochIndexCache, LengthsSummary
 
 @pytest.fixture(autouse=True)
 def files_are_large_and_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum_cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(checksum_cache, "MIN_BYTES", 1)
     monkeypatch.setattr(checksum_cache, "STEP_NS", -1)
 
 
@@ -57,21 +57,19 @@ def times_set_back(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [changed, replaced, cut, times_set_back])
-def test_nothing_is_known_of_a_file_that_has_changed(file: Path, change: Callable[[Path], None]) -> None:
-    known = KnownFiles(file.parent / "known")
+def test_a_changed_file_has_no_cached_result(file: Path, change: Callable[[Path], None]) -> None:
+    known = ChecksumCache(file.parent / "known")
     assert known.recall(file, "whole") is None
     known.keep(file, file.stat(), "whole", b"yes")
-    assert KnownFiles(file.parent / "known").recall(file, "whole") == b"yes"
+    assert ChecksumCache(file.parent / "known").recall(file, "whole") == b"yes"
     assert known.recall(file, "other") is None
     time.sleep(0.02)  # resolution of the file system's clock
     change(file)
     assert known.recall(file, "whole") is None
 
 
-def test_what_changes_while_it_is_read_or_has_just_changed_is_not_kept(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known, before = KnownFiles(file.parent / "known"), file.stat()
+def test_results_of_a_file_that_is_changing_are_not_cached(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, before = ChecksumCache(file.parent / "known"), file.stat()
     os.utime(file, (2, 2))
     known.keep(file, before, "whole", b"")
     monkeypatch.setattr(checksum_cache, "STEP_NS", 10**12)
@@ -79,8 +77,8 @@ def test_what_changes_while_it_is_read_or_has_just_changed_is_not_kept(
     assert not (file.parent / "known").exists()
 
 
-def test_a_damaged_memory_and_another_boot_are_not_believed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = KnownFiles(file.parent / "known")
+def test_damaged_entries_and_those_of_another_boot_are_ignored(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ChecksumCache(file.parent / "known")
     known.keep(file, file.stat(), "whole", b"yes")
     (kept,) = (file.parent / "known").iterdir()
     content = kept.read_bytes()
@@ -94,17 +92,15 @@ def test_a_damaged_memory_and_another_boot_are_not_believed(file: Path, monkeypa
     assert known.recall(file, "whole") is None
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing(file: Path) -> None:
-    known = KnownFiles(file / "no folder")
+def test_a_folder_that_cannot_be_written_caches_nothing(file: Path) -> None:
+    known = ChecksumCache(file / "no folder")
     known.keep(file, file.stat(), "whole", b"")
     assert known.recall(file, "whole") is None
 
 
-def test_an_index_that_was_whole_is_not_read_again_until_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checked_index_is_not_read_again_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "d", [[1, 2, 3], [4], [5, 6]])
-    known = KnownFiles(tmp_path / "known")
+    known = ChecksumCache(tmp_path / "known")
     first = LengthsSummary.of_sequences(IndexedDataset(tmp_path / "d", known), range(2))
     with monkeypatch.context() as patch:
         patch.setattr(IndexedDataset, "_check_offsets", None)
@@ -120,9 +116,7 @@ def test_an_index_that_was_whole_is_not_read_again_until_it_changes(
         IndexedDataset(tmp_path / "d", known)
 
 
-def test_an_entry_that_was_whole_is_not_read_again_until_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checked_entry_is_not_read_again_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, cache = np.array([3, 1, 9, 4], np.int32), EpochIndexCache(tmp_path, smallest=0)
     built = build_epoch_index(lengths, 4, 1, Epochs())
     cache.load_or_build(lengths, 4, 1, Epochs())

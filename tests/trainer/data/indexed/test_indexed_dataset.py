@@ -19,7 +19,7 @@ from tests.trainer.data.token_files import RECORDED, files_end_at, unpack, write
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import DTYPES, dtype_code
 from trainer.data.indexed.indexed_dataset import IndexedDataset
-from trainer.data.indexed.writer import PairWriter
+from trainer.data.indexed.writer import IndexedDatasetWriter
 
 
 def by_the_book(documents: list[list[int]], vocab_size: int) -> tuple[bytes, bytes]:
@@ -64,7 +64,7 @@ def test_dtype_changes_at_65500() -> None:
     assert (dtype_code(65_499), dtype_code(65_500)) == (8, 4)
 
 
-def test_ids_of_a_wide_vocabulary_come_back(tmp_path: Path) -> None:
+def test_ids_of_a_wide_vocabulary_are_restored(tmp_path: Path) -> None:
     write(tmp_path / "d", [[0, 65_535, 65_536, 131_071]], 131_072)
     with IndexedDataset(tmp_path / "d") as dataset:
         assert list(dataset[0]) == [0, 65_535, 65_536, 131_071]
@@ -114,8 +114,8 @@ def test_damaged_files_are_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
-def test_no_wrong_bit_before_the_documents_goes_unnoticed(tmp_path: Path) -> None:
-    """A bit flip in the documents' table may give another valid table, which only a checksum detects."""
+def test_every_wrong_bit_before_the_documents_is_detected(tmp_path: Path) -> None:
+    """Only a checksum detects a bit flip that gives another valid documents' table."""
     write(tmp_path / "d", [[1, 2, 3], [4], [5, 6]])
     index = tmp_path / "d.idx"
     whole = index.read_bytes()
@@ -142,7 +142,7 @@ def test_missing_files_are_all_named(tmp_path: Path) -> None:
         IndexedDataset(tmp_path / "d")
 
 
-def test_reading_after_close_raises_and_what_was_read_stays(tmp_path: Path) -> None:
+def test_reading_after_close_raises_and_earlier_results_stay(tmp_path: Path) -> None:
     write(tmp_path / "d", [[1, 2, 3]])
     dataset = IndexedDataset(tmp_path / "d")
     tokens, lengths = dataset[0], dataset.sequence_lengths
@@ -155,7 +155,7 @@ def test_reading_after_close_raises_and_what_was_read_stays(tmp_path: Path) -> N
         dataset[0]
 
 
-def test_no_read_leaves_the_stream(tmp_path: Path) -> None:
+def test_reads_beyond_the_stream_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "d", [[1, 2, 3]])
     with IndexedDataset(tmp_path / "d") as dataset:
         assert list(dataset.read(1, 3)) == [2, 3]
@@ -165,7 +165,7 @@ def test_no_read_leaves_the_stream(tmp_path: Path) -> None:
             dataset[-1]
 
 
-def test_what_a_killed_process_left_is_no_part_of_the_next_pair(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_not_in_the_next_dataset(tmp_path: Path) -> None:
     write(tmp_path / "new", [[1, 2], [3]])
     for part in ("bin", "idx", "lengths", "documents"):
         (tmp_path / f"again.{part}.partial").write_bytes(bytes(80))
@@ -174,10 +174,10 @@ def test_what_a_killed_process_left_is_no_part_of_the_next_pair(tmp_path: Path) 
         assert (tmp_path / f"again.{part}").read_bytes() == (tmp_path / f"new.{part}").read_bytes()
 
 
-def test_large_indexes_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_indexes_are_written_and_checked_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [[number % 1000] * (number % 4) for number in range(500)]
     write(tmp_path / "whole", documents)
-    for module in ("parts", "indexed_dataset"):
+    for module in ("tables", "indexed_dataset"):
         monkeypatch.setattr(f"trainer.data.indexed.{module}.CHUNK", 7)
     write(tmp_path / "pieces", documents)
     assert (tmp_path / "whole.idx").read_bytes() == (tmp_path / "pieces.idx").read_bytes()
@@ -199,10 +199,10 @@ def test_sequences_of_a_document(tmp_path: Path) -> None:
 
 
 def rewritten(source: Path, target: Path) -> None:
-    """Read with IndexedDataset and write with PairWriter."""
+    """Read with IndexedDataset and write with IndexedDatasetWriter."""
     with IndexedDataset(source) as dataset:
         code = next(code for code, name in DTYPES.items() if np.dtype(name) == dataset.dtype)
-        with PairWriter(target, code) as writer:
+        with IndexedDatasetWriter(target, code) as writer:
             tokens = dataset.read(0, dataset.token_count)
             writer.append(tokens, dataset.sequence_lengths, dataset.document_indices[1:])
             writer.finish()
@@ -279,7 +279,7 @@ def test_other_processes_open_the_files_for_themselves(tmp_path: Path, monkeypat
         assert dataset[999].tolist() == [1, 2, 3]
 
 
-def test_file_systems_that_do_not_map_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_mapped_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, _: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted", str(path))
 
@@ -297,13 +297,13 @@ def test_file_systems_that_do_not_map_are_read(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("batches", [1, 3], ids=["at the end", "on the way"])
-def test_a_full_disk_leaves_the_old_pair_and_nothing_else(tmp_path: Path, batches: int) -> None:
+def test_a_full_disk_leaves_the_old_dataset_and_nothing_else(tmp_path: Path, batches: int) -> None:
     write(tmp_path / "d", [[7, 8]])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     # The first batch fits into the write buffers; the full disk is only detected when they are flushed.
     tokens, lengths, ends = np.zeros(400_000, np.int64), np.full(100_000, 4), np.arange(1, 100_001)
     disk_full = pytest.raises(OSError, match="File too large")
-    with disk_full, files_end_at(1000), PairWriter(tmp_path / "d", 8) as writer:
+    with disk_full, files_end_at(1000), IndexedDatasetWriter(tmp_path / "d", 8) as writer:
         for _ in range(batches):
             writer.append(tokens, lengths, ends)
         writer.finish()

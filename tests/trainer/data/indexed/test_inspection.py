@@ -16,7 +16,7 @@ from tests.trainer.data.vocabularies import Vocabularies
 from trainer.__main__ import main
 from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.indexed.indexed_dataset import IndexedDataset
-from trainer.data.indexed.inspection import PERCENTS, inspect_pair, measure_lengths
+from trainer.data.indexed.inspection import PERCENTS, inspect_dataset, measure_lengths
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
 TEXTS = ["def f():\n    return 1\n", "", "計算ノード", "def g(self):\n    return 22\n", ""]
@@ -87,7 +87,7 @@ def test_lengths_are_those_of_documents(tmp_path: Path, monkeypatch: pytest.Monk
     assert sum(part.documents for part in lengths.ranges) == len(filled)
 
 
-def test_nothing_at_all_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_without_tokens_can_be_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "d", [[], []])
     status, pair, _ = inspected(tmp_path / "d", capsys, "--verify")
     assert (status, pair["documents"], pair["lengths"], pair["samples"]) == (0, 2, None, [])
@@ -117,18 +117,18 @@ def test_damage_is_one_sentence_each(prepared: Path, capsys: pytest.CaptureFixtu
     assert "cannot be opened" in capsys.readouterr().out
 
 
-def test_tokens_and_manifests_that_cannot_be(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_impossible_tokens_and_manifests_are_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
     describe(tmp_path / "d", [[1, 0], [2, 999], [3, 0]])
-    assert inspect_pair(tmp_path / "d").problems == ()
-    (ends,) = inspect_pair(tmp_path / "d", verify=True).problems
+    assert inspect_dataset(tmp_path / "d").problems == ()
+    (ends,) = inspect_dataset(tmp_path / "d", verify=True).problems
     assert "the end-of-document token occurs 2 times in 3 documents" in ends
-    other, _ = inspect_pair(tmp_path / "d", tokenizer, "mine", verify=True).problems
+    other, _ = inspect_dataset(tmp_path / "d", tokenizer, "mine", verify=True).problems
     assert "was tokenized with another tokenizer" in other and "mine" in other
     (tmp_path / "d.json").unlink()
-    (wrong,) = inspect_pair(tmp_path / "d", tokenizer, verify=True).problems
+    (wrong,) = inspect_dataset(tmp_path / "d", tokenizer, verify=True).problems
     assert wrong.endswith("d.bin: holds token 999; a vocabulary of 300 has 0 to 299")
     (tmp_path / "d.json").write_text("{}")
-    (none,) = inspect_pair(tmp_path / "d").problems
+    (none,) = inspect_dataset(tmp_path / "d").problems
     assert "is not a manifest" in none
 
 
@@ -139,7 +139,7 @@ def test_manifests_without_checksums_are_read(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     del values["bin_sha256"], values["idx_sha256"]
     path.write_text(json.dumps({**values, "schema": 1}))
-    found = inspect_pair(tmp_path / "d", verify=True)
+    found = inspect_dataset(tmp_path / "d", verify=True)
     assert found.problems == ()
     assert found.manifest is not None and found.contents is not None
     assert (found.manifest.eod, found.manifest.bin_sha256, found.contents.compared) == (0, None, False)
@@ -153,7 +153,7 @@ def test_empty_folders_and_wrong_tokenizers_are_refused(tmp_path: Path, capsys: 
     assert "none.json: cannot read the tokenizer" in capsys.readouterr().err
 
 
-def test_a_decoder_that_is_not_there_is_one_sentence(
+def test_a_missing_decoder_is_one_sentence(
     tmp_path: Path, vocabularies: Vocabularies, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "d", [[1]])
@@ -166,13 +166,13 @@ def test_a_decoder_that_is_not_there_is_one_sentence(
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_whoever_reads_it_may_stop(prepared: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+def test_a_closed_pipe_is_no_error(prepared: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
     read, written = os.pipe()
     os.close(read)
-    with os.fdopen(written, "w") as nobody_reads:
-        monkeypatch.setattr(sys, "stdout", nobody_reads)
+    with os.fdopen(written, "w") as closed_pipe:
+        monkeypatch.setattr(sys, "stdout", closed_pipe)
         assert main(["data", "inspect", str(prepared), *flags]) == 0
-        nobody_reads.flush()
+        closed_pipe.flush()
 
 
 @pytest.mark.parametrize("command", [["data", "inspect"], ["data", "merge", "--output-prefix", "out", "--input"]])
@@ -182,13 +182,13 @@ def test_an_interruption_is_one_sentence(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.data.commands.inspect_command.inspect_pair", interrupt)
-    monkeypatch.setattr("trainer.data.commands.merge.merge_pairs", interrupt)
+    monkeypatch.setattr("trainer.data.commands.inspect_command.inspect_dataset", interrupt)
+    monkeypatch.setattr("trainer.data.commands.merge.merge_datasets", interrupt)
     assert main([*command, str(prepared)]) == 130
     assert capsys.readouterr().err == f"llmctl {' '.join(command[:2])}: interrupted\n"
 
 
-def test_a_disk_that_fails_is_a_problem_of_its_pair(
+def test_a_failing_disk_is_a_problem_of_its_dataset(
     prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:

@@ -22,11 +22,11 @@ from trainer.data.indexed.manifest import read_manifest
         (b'{"schema": 2, "tokens": "many"}', "is not a manifest of schema 1 or 2"),
     ],
 )
-def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, content: bytes, says: str) -> None:
+def test_invalid_manifests_are_refused_by_name(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "d.json").write_bytes(content)
     with pytest.raises(DataError, match=rf"/d\.json: {says}"):
         read_manifest(tmp_path / "d")
 
 
-def test_without_a_manifest_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "d") is None

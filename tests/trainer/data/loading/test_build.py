@@ -29,7 +29,10 @@ MODEL = {"vocab_size": 1000}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Datasets with recognisable tokens: a has 10 samples of 8 + 1, b 40, tiny 1, nothing 0."""
+    """Datasets with recognisable tokens.
+
+    Of samples of 8 + 1 tokens a has 10, b 40, tiny 1 and nothing 0.
+    """
     for name, first, tokens in (("a", 0, 81), ("b", 300, 321), ("tiny", 700, 9), ("nothing", 800, 8)):
         write(tmp_path / name, [[first + token] * 3 for token in range(tokens // 3)] + [[first] * (tokens % 3)])
     return tmp_path
@@ -62,7 +65,7 @@ def test_without_weights_a_dataset_counts_by_its_size(folder: Path) -> None:
     assert sum(row[0] < 300 for row in blended) == 8
 
 
-def test_a_blend_goes_on_from_any_place_on_any_layout_however_long_the_run(folder: Path) -> None:
+def test_a_blend_continues_from_any_sample_on_any_layout_in_runs_of_any_length(folder: Path) -> None:
     asked = {"data_path": "1 {f}/a 2 {f}/b 0.1 {f}/tiny"}
     for consumed in (0, 8, 4000):
         serial = by_number([data_of(folder, asked)], consumed)
@@ -70,11 +73,11 @@ def test_a_blend_goes_on_from_any_place_on_any_layout_however_long_the_run(folde
         assert all(same(replicas[index], serial[index]) for index in range(4))
 
 
-def test_a_dataset_of_weight_0_is_not_even_looked_for(folder: Path) -> None:
+def test_a_dataset_of_weight_0_is_not_opened(folder: Path) -> None:
     assert rows(data_of(folder, {"data_path": "0 {f}/none 1 {f}/b"})) == rows(data_of(folder, {"data_path": "{f}/b"}))
 
 
-def test_a_dataset_too_small_for_its_share_is_read_again_and_noted_once(folder: Path) -> None:
+def test_a_dataset_too_small_for_its_share_is_repeated_and_reported_once(folder: Path) -> None:
     data = data_of(folder, {"data_path": "0.5 {f}/tiny 0.25 {f}/a 0.25 {f}/b"}, eval_iters=0)
     assert data.notes == (
         f"data.data_path: these datasets are repeated, because they are small for their weights: {folder}/tiny 35.6 "
@@ -96,7 +99,7 @@ def test_a_dataset_too_small_for_its_share_is_read_again_and_noted_once(folder: 
         ({"train_data_path": "{f}/a", "valid_data_path": "1 {f}/nothing 1 {f}/b"}, "data.valid_data_path: the valid"),
     ],
 )
-def test_a_dataset_without_a_sample_is_refused_where_it_was_asked_for(
+def test_a_dataset_without_a_sample_is_refused_if_the_config_needs_it(
     folder: Path, data: dict[str, Any], says: str | None
 ) -> None:
     if says is None:
@@ -131,7 +134,7 @@ def describe(prefix: Path, eod: int | None, sha: str = "1" * 64) -> None:
     Manifest(sha, 1000, eod, *counts, largest_token=999, text_bytes=1).write(prefix)
 
 
-def test_documents_that_end_differently_are_refused_where_their_ends_count(folder: Path) -> None:
+def test_documents_that_end_differently_are_refused_if_their_ends_matter(folder: Path) -> None:
     describe(folder / "a", 5)
     describe(folder / "b", 6)
     asked = {"data_path": "1 {f}/a 1 {f}/b"}
@@ -161,7 +164,7 @@ def test_each_split_may_be_a_blend_of_its_own(folder: Path) -> None:
     assert {row[0] // 300 for row in rows(data, "test", 1)} == {0}
 
 
-def test_who_takes_one_dataset_per_split_is_told_of_a_blend(folder: Path) -> None:
+def test_callers_that_take_one_dataset_per_split_refuse_a_blend(folder: Path) -> None:
     asked = config({"data_path": f"1 {folder}/a 1 {folder}/b"}, model=MODEL)
     assert [len(sources) for sources in open_blends(asked).values()] == [2, 2, 2]
     with pytest.raises(DataError, match="data.data_path: is a blend of 2 datasets, .* such as .*/a"):
@@ -189,7 +192,7 @@ def test_megatrons_order_is_that_of_the_run_and_of_the_shares(folder: Path) -> N
 
 
 @pytest.mark.parametrize("iterations", [10**10, 10**12])
-def test_an_order_that_no_machine_holds_is_refused_before_it_is_made(folder: Path, iterations: int) -> None:
+def test_an_order_larger_than_memory_is_refused_before_it_is_built(folder: Path, iterations: int) -> None:
     asked = {"data_path": "{f}/tiny", "split": "1"}
     says = r"sample_order: .* [0-9]{10,} epochs .*/tiny, which needs [0-9,]{3,} GiB .* set data.sample_order to stable"
     with pytest.raises(DataError, match=says):
@@ -197,7 +200,7 @@ def test_an_order_that_no_machine_holds_is_refused_before_it_is_made(folder: Pat
     data_of(folder, asked, train_iters=iterations)
 
 
-def test_an_order_that_was_made_before_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_order_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EpochIndexCache, "__init__", partialmethod(EpochIndexCache.__init__, smallest=1))
     asked = {"data_path": "{f}/a", "sample_order": "megatron"}
     data = data_of(folder, asked, train_iters=50)

@@ -1,4 +1,4 @@
-"""Corpora of sentences for masked samples: the corpus of the recorded samples, and generated ones."""
+"""Corpora of sentences for masked samples, recorded and generated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def write_recorded(prefix: Path, recorded: dict[str, Any]) -> Path:
 
 
 def made_documents(count: int, seed: int) -> list[list[list[int]]]:
-    """Random documents of five to nine sentences of 10 to 40 words of the recorded vocabulary."""
+    """Random documents of the recorded vocabulary.
+
+    A document has five to nine sentences of 10 to 40 words.
+    """
     random = np.random.RandomState(seed)
     return [
         [

@@ -75,7 +75,7 @@ def text_of(sample: BertSample) -> list[int]:
     return [token for token in whole.tolist() if token >= FIRST_WORD]
 
 
-def test_shares_of_what_is_hidden(made: IndexedDataset) -> None:
+def test_shares_of_masked_tokens(made: IndexedDataset) -> None:
     data = BertDataset(made, range(60), 128, 5, RecordedPieces(), short_seq_prob=0.0)
     samples = [data.sample(number) for number in range(1000)]
     tokens, labels, hidden = (
@@ -137,7 +137,7 @@ def test_documents_of_one_sentence_are_used_without_parts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "gpt2"])
-def test_words_are_hidden_whole_whatever_marks_them(vocabularies: Vocabularies, tmp_path: Path, kind: str) -> None:
+def test_whole_words_are_masked_in_every_vocabulary(vocabularies: Vocabularies, tmp_path: Path, kind: str) -> None:
     names = () if kind == "wordpiece" else ("[CLS]", "[SEP]", "[MASK]")
     tokenizer = open_tokenizer(replace(vocabularies.settings(kind), tokenizer_special_tokens=names))
     sentences = [tokenizer.encode(text) for text in TEXTS]
@@ -164,7 +164,7 @@ def test_words_are_hidden_whole_whatever_marks_them(vocabularies: Vocabularies, 
     assert kind == "wordpiece" or any("\u3040" <= run[:1] <= "\u9fff" for run in runs), runs
 
 
-def test_what_samples_cannot_be_made_of(made: IndexedDataset) -> None:
+def test_unusable_settings_are_refused(made: IndexedDataset) -> None:
     everything = RecordedPieces()
     with pytest.raises(DataError, match=r"seq_length: 10,000,000,000 tokens are too many .*; use 1,048,576 or fewer"):
         BertDataset(made, range(60), 10**10, 3, RecordedPieces())
@@ -180,7 +180,7 @@ def test_what_samples_cannot_be_made_of(made: IndexedDataset) -> None:
     assert {int((sample.padding_mask | sample.loss_mask).sum()) for sample in map(short.sample, range(50))} == {5}
 
 
-def test_a_piece_that_goes_on_with_a_word_is_hidden_with_it(tmp_path: Path) -> None:
+def test_the_rest_of_a_word_is_masked_with_the_word(tmp_path: Path) -> None:
     # Truncation may leave a part that begins within a word; Megatron-LM joins this rest to the previous part.
     pieces = words_by_prefix(VOCABULARY, "##")
     inside = next(token for token, piece in enumerate(VOCABULARY) if piece.startswith("##"))

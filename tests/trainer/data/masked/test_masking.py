@@ -1,4 +1,4 @@
-"""Masking: the requested share, in spans of the requested lengths, and never a part of a word."""
+"""Masking: share of tokens, lengths of spans, and whole words only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = WordPieces(np.ones(10, np.bool_), np.zeros(10, np.bool_))
         ),
     ],
 )
-def test_lengths_of_runs(rules: MaskingRules, shares: list[float]) -> None:
+def test_lengths_of_spans(rules: MaskingRules, shares: list[float]) -> None:
     masking = Masking(rules, PLAIN)
     starts = np.ones(20_000, np.bool_)
     runs = [run for seed in range(30) for run in masking.runs(starts, 400, np.random.RandomState(seed))]
@@ -38,7 +38,7 @@ def test_lengths_of_runs(rules: MaskingRules, shares: list[float]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_runs_are_of_whole_words_and_no_more_than_asked_for(seed: int) -> None:
+def test_spans_are_whole_words_and_at_most_the_requested_number(seed: int) -> None:
     random = np.random.RandomState(seed)
     pieces = ["a", "##b", "c", "##d"]
     tokens = random.randint(0, 4, 500)
@@ -53,7 +53,7 @@ def test_runs_are_of_whole_words_and_no_more_than_asked_for(seed: int) -> None:
     assert each.word_starts(tokens).all()
 
 
-def test_words_that_are_too_long_are_left() -> None:
+def test_words_that_are_too_long_are_not_masked() -> None:
     starts = np.zeros(40, np.bool_)
     starts[[0, 30]] = True
     masking = Masking(MaskingRules(masking_max_ngram=2), PLAIN)
@@ -63,7 +63,7 @@ def test_words_that_are_too_long_are_left() -> None:
     assert list(masking.runs(starts[:0], 3, np.random.RandomState(0))) == []
 
 
-def test_how_much_is_hidden() -> None:
+def test_share_of_masked_tokens() -> None:
     rules = MaskingRules(0.15)
     assert rules.most_hidden(100, 125) == 15
     assert rules.most_hidden(128, 125) == 0.15 * 125
@@ -80,7 +80,7 @@ def test_rules_outside_their_range(settings: dict[str, float], message: str) -> 
         MaskingRules(**settings)  # type: ignore[arg-type]
 
 
-def test_where_no_spaces_are_written_each_token_is_a_word() -> None:
+def test_in_scripts_without_spaces_each_token_is_a_word() -> None:
     texts = ["日本", "語", "の", "ー", "テスト", "ไทย", "\u0e34", "a", " b", "한국", "어", "\ufffd"]
     begins = words_by_text(texts).starts(np.arange(len(texts)))
     assert [text for text, begin in zip(texts, begins, strict=True) if begin] == [*texts[:3], *texts[4:6], " b"]

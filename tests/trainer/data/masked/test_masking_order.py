@@ -32,7 +32,7 @@ def test_the_streams_are_those_of_the_standard() -> None:
     assert numbers(stream_64(5489), 10_000)[-1] == 9981545732273789042
 
 
-def test_streams_go_on_after_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_continue_after_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = next(stream_64(1))[:3000].tolist()
     monkeypatch.setattr(mersenne_twister, "_ROUNDS", 3)
     assert len(next(stream_64(1))) < 1000
@@ -101,7 +101,7 @@ def test_mappings_of_a_part_of_a_corpus(least: int, short: float) -> None:
     assert not len(build_mapping(documents[:1], lengths, rules, 5))
 
 
-def test_a_mapping_is_kept_and_a_damaged_one_is_not_used(tmp_path: Path) -> None:
+def test_a_mapping_is_cached_and_a_damaged_one_is_not_used(tmp_path: Path) -> None:
     documents = np.arange(0, 3001, 3)
     lengths = np.full(3000, 7, np.int32)
     asked = (documents, lengths, MappingRules(20, 0.1, 3), None)
@@ -159,7 +159,7 @@ def test_epochs_have_the_same_samples_in_another_order(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("num_samples", [None, 7])
-def test_documents_of_which_no_sample_can_be_made(
+def test_documents_without_a_sample_are_refused(
     tmp_path: Path, documents: list[list[list[int]]], least: int, reasons: list[str], num_samples: int | None
 ) -> None:
     with IndexedDataset(write_sentences(tmp_path / "d", documents, 10)) as tokens:

@@ -64,8 +64,11 @@ def test_samples_are_megatrons(tmp_path: Path, recorded_masks: dict[str, Any], c
         )
 
 
-def test_what_is_set_apart_in_the_text_is_never_hidden(tmp_path: Path) -> None:
-    """Recorded from Megatron-LM: a special token inside a span is dropped, and the span continues after it."""
+def test_special_tokens_in_the_text_are_never_masked(tmp_path: Path) -> None:
+    """As recorded from Megatron-LM, a special token inside a span is dropped.
+
+    The span continues after it.
+    """
     # Token 3 is [SEP].
     text = [5, 6, 3, 7, 8, 9, 10, 3, 11, 12, 13, 14, 3, 15]
     recorded = [
@@ -96,7 +99,7 @@ def runs_of(sample: T5Sample, sentinels: tuple[int, ...] = SPECIALS.sentinels) -
     return found
 
 
-def test_sentinels_stand_for_what_is_hidden(made: IndexedDataset) -> None:
+def test_sentinels_stand_for_masked_spans(made: IndexedDataset) -> None:
     data = T5Dataset(made, range(60), 128, 64, 5, RecordedPieces(), short_seq_prob=0.2)
     for number in range(60):
         sample = data.sample(number)
@@ -117,7 +120,7 @@ def test_sentinels_stand_for_what_is_hidden(made: IndexedDataset) -> None:
         assert not sample.encoder_tokens[~sample.encoder_mask].any()
 
 
-def test_how_much_is_hidden_and_in_what_runs(made: IndexedDataset) -> None:
+def test_share_of_masked_tokens_and_lengths_of_spans(made: IndexedDataset) -> None:
     rules = MaskingRules(masking_do_full_word=False, masking_max_ngram=10, masking_use_geometric_distribution=True)
     data = T5Dataset(made, range(60), 128, 64, 5, RecordedPieces(), rules, short_seq_prob=0.0)
     samples = [data.sample(number) for number in range(400)]
@@ -135,7 +138,7 @@ def test_how_much_is_hidden_and_in_what_runs(made: IndexedDataset) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "gpt2"])
-def test_seen_and_hidden_are_the_text_again_in_any_script(
+def test_visible_and_masked_tokens_restore_the_text_in_any_script(
     vocabularies: Vocabularies, tmp_path: Path, kind: str
 ) -> None:
     settings = replace(vocabularies.settings(kind), vocab_extra_ids=40, tokenizer_special_tokens=("<s>", "<pad>"))
@@ -162,7 +165,7 @@ def test_seen_and_hidden_are_the_text_again_in_any_script(
         assert any(re.fullmatch(rf"[{script}]{{2,}}", run.strip()) for run in runs), runs
 
 
-def test_less_is_hidden_where_there_is_no_room(made: IndexedDataset) -> None:
+def test_less_is_masked_if_sentinels_or_decoder_length_are_short(made: IndexedDataset) -> None:
     rules = MaskingRules(masking_max_ngram=2)
     few = RecordedPieces(replace(SPECIALS, sentinels=SPECIALS.sentinels[:15]))
     for pieces, decoder in ((few, 64), (RecordedPieces(), 34)):
@@ -176,7 +179,7 @@ def test_less_is_hidden_where_there_is_no_room(made: IndexedDataset) -> None:
         assert all(token in runs_of(s) for s in samples for token in s.encoder_tokens if token in SPECIALS.sentinels)
 
 
-def test_what_samples_cannot_be_made_of(made: IndexedDataset) -> None:
+def test_unusable_settings_are_refused(made: IndexedDataset) -> None:
     def refused(match: str, specials: Any = SPECIALS, encoder: int = 128, decoder: int = 64) -> None:
         with pytest.raises(DataError, match=match):
             T5Dataset(made, range(60), encoder, decoder, 3, RecordedPieces(specials))
@@ -207,7 +210,7 @@ def test_samples_are_shown(vocabularies: Vocabularies, tmp_path: Path, capsys: p
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 7 and shown[0].endswith("samples per epoch")
     assert shown[2].startswith("  text    [CLS] ") and shown[2].endswith(" [SEP]") and shown[2].count("[SEP]") == 2
-    assert "[MASK]" in shown[2] and " hidden (1" in shown[1] and len(shown[3]) > 20
+    assert "[MASK]" in shown[2] and " masked (1" in shown[1] and len(shown[3]) > 20
     t5 = [*asked, "--model", "t5", "--seq-length", "128", "--vocab-extra-ids", "30"]
     assert main(t5) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -231,9 +234,7 @@ def test_samples_are_shown(vocabularies: Vocabularies, tmp_path: Path, capsys: p
     assert "name it with --tokenizer-model" in capsys.readouterr().err
 
 
-def test_whoever_reads_samples_may_stop(
-    vocabularies: Vocabularies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_pipe_is_no_error(vocabularies: Vocabularies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = vocabularies.open("wordpiece")
     path = str(write_sentences(tmp_path / "d", [[tokenizer.encode("the number")] * 2], tokenizer.vocab_size))
     reading, writing = os.pipe()

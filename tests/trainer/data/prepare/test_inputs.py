@@ -1,4 +1,4 @@
-"""Inputs of every kind give the same documents, at any cut; each unreadable input is one sentence."""
+"""Inputs of every kind give the same documents at any cut, or one error."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_missing_texts_are_empty_and_rows_are_numbered_in_the_whole_table(tmp_pa
     assert bad == [f"row {row} {says}" for row in (2, 6)]
 
 
-def test_a_zst_file_that_is_cut_off_is_told_from_a_whole_one(tmp_path: Path) -> None:
+def test_a_truncated_zst_file_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "in.txt.zst"
     content = random.Random(1).randbytes(300_000)
     packed = zstandard.compress(content)
@@ -144,7 +144,7 @@ def test_a_zst_file_that_is_cut_off_is_told_from_a_whole_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("suffix", [".bz2", ".xz"])
-def test_little_that_is_compressed_is_not_much_at_once(tmp_path: Path, suffix: str) -> None:
+def test_highly_compressed_files_take_little_memory(tmp_path: Path, suffix: str) -> None:
     size = 64 << 20
     path = tmp_path / f"in.txt{suffix}"
     path.write_bytes(PACKERS[suffix](bytes(size)))
@@ -158,7 +158,7 @@ def test_little_that_is_compressed_is_not_much_at_once(tmp_path: Path, suffix: s
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_padding_between_members_is_passed_over(tmp_path: Path, suffix: str) -> None:
+def test_padding_between_members_is_skipped(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"in.jsonl{suffix}"
     packed = PACKERS[suffix](json_lines(["1 2"]))
     for padding in (0, 4, 4096, 8192):
@@ -167,7 +167,7 @@ def test_padding_between_members_is_passed_over(tmp_path: Path, suffix: str) -> 
 
 
 @pytest.mark.parametrize("name", ["in.parquet", "in.jsonl.zst"])
-def test_what_a_missing_package_is_for_is_said(
+def test_a_missing_package_is_reported_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     package = {"in.parquet": "pyarrow", "in.jsonl.zst": "zstandard"}[name]
@@ -180,7 +180,7 @@ def test_what_a_missing_package_is_for_is_said(
     assert said.count("\n") == 1
 
 
-def test_patterns_and_folders_come_by_name(tmp_path: Path) -> None:
+def test_files_of_patterns_and_folders_are_sorted_by_name(tmp_path: Path) -> None:
     names = ["b/2.jsonl", "b/10.jsonl.gz", "b/deep/x.txt", "b/not.py", "b/README.md", "a.md", "c/3.jsonl", "c/4.txt"]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
@@ -194,7 +194,7 @@ def test_patterns_and_folders_come_by_name(tmp_path: Path) -> None:
             find_inputs([str(tmp_path / "b"), str(again)])
 
 
-def test_what_lies_beside_prepared_data_is_no_input(tmp_path: Path) -> None:
+def test_files_of_prepared_data_are_no_input(tmp_path: Path) -> None:
     left = ("o.preparing/plan.json", "o_text_document.json", "o_text_document.bin", "cache/description.txt")
     for name in ("in.json", "o.txt", "o_text_document.idx", *left):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -212,7 +212,7 @@ def test_what_lies_beside_prepared_data_is_no_input(tmp_path: Path) -> None:
     assert [Path(file.path).name for file in find_inputs([str(tmp_path / "o.preparing/b*")])] == ["b.jsonl"]
 
 
-def test_what_a_folder_leaves_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_left_out_of_a_folder_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.txt", "1.rst", "2.rst.gz", "b.py", "LICENSE", ".hidden", ".git/config", "o.bin", "o.idx"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("1")
@@ -227,7 +227,7 @@ def test_what_a_folder_leaves_out_is_said(tmp_path: Path, capsys: pytest.Capture
         assert capsys.readouterr().err == ""
 
 
-def test_links_of_a_folder_are_not_passed_over_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_left_out_of_a_folder_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("1")
     (tmp_path / "in/more").symlink_to(tmp_path)
@@ -240,7 +240,7 @@ def test_links_of_a_folder_are_not_passed_over_in_silence(tmp_path: Path, capsys
         assert "in/b.txt: cannot be read: No such file or directory; it is a broken link" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "closed").mkdir()
     (tmp_path / "a.txt").touch()
     scandir = os.scandir
@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatc
         find_inputs([str(tmp_path)])
 
 
-def test_an_output_within_the_input_folder_is_made_again_and_gone_on_with(
+def test_an_output_within_the_input_folder_is_repeated_and_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.json").write_bytes(json_lines(["1 2"] * 100_000) + b"{\n")

@@ -84,7 +84,7 @@ def check_whole_or_none(key: str, found: dict[str, bytes], *pairs: dict[str, byt
 
 
 @pytest.mark.parametrize("keys", [("text",), ("text", "title")])
-def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
+def test_a_kill_before_any_change_resumes_to_the_same_bytes(
     tmp_path: Path, command: list[str], keys: tuple[str, ...]
 ) -> None:
     old, new, out = (tmp_path / name for name in ("old", "new", "out"))
@@ -108,8 +108,8 @@ def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
     assert contents(out) == wanted
 
 
-def test_killed_while_it_begins_anew_it_mixes_nothing(tmp_path: Path, command: list[str]) -> None:
-    """The folder holds part files of another recipe: the rest of them is rejected or removed."""
+def test_a_kill_during_a_restart_mixes_nothing(tmp_path: Path, command: list[str]) -> None:
+    """Remaining part files of another recipe are rejected or removed."""
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
     other = [*command[:-1], "--output-prefix", str(tmp_path / "out/n")]
     assert main([*command, "--output-prefix", str(tmp_path / "new/n")]) == 0
@@ -123,7 +123,9 @@ def test_killed_while_it_begins_anew_it_mixes_nothing(tmp_path: Path, command: l
         shutil.copytree(tmp_path / "begun", tmp_path / "out")
 
 
-def test_a_damaged_shard_is_made_anew(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_part_file_is_made_again(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
     assert main([*command, "--output-prefix", str(tmp_path / "new/n")]) == 0
     part_file = begin(arguments, tmp_path / "out/n.preparing")
@@ -137,7 +139,7 @@ def test_a_damaged_shard_is_made_anew(tmp_path: Path, command: list[str], capsys
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
 
 
-def test_any_damage_of_a_shard_is_found_before_it_is_believed(tmp_path: Path) -> None:
+def test_any_damage_of_a_part_file_is_detected_before_its_use(tmp_path: Path) -> None:
     path = tmp_path / "0.shard"
     dtype = np.dtype("<u2")
     with PartFileWriter(path, dtype, 1) as writer:
@@ -156,7 +158,7 @@ def test_any_damage_of_a_shard_is_found_before_it_is_believed(tmp_path: Path) ->
                 pass
 
 
-def test_what_is_joined_is_removed_and_the_disk_holds_it_once(
+def test_merged_part_files_are_removed_so_that_the_disk_holds_their_tokens_once(
     tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
@@ -175,7 +177,7 @@ def test_what_is_joined_is_removed_and_the_disk_holds_it_once(
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
 
 
-def test_a_disk_that_is_full_while_parts_are_joined_keeps_what_is_done(
+def test_a_full_disk_during_the_merge_keeps_finished_parts(
     tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*command, "--output-prefix", str(tmp_path / "out/n")]
@@ -199,7 +201,7 @@ def test_a_disk_that_is_full_while_parts_are_joined_keeps_what_is_done(
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
 
 
-def test_bad_documents_of_joined_parts_are_not_forgotten(
+def test_bad_documents_of_merged_parts_are_not_forgotten(
     tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "in.jsonl"
@@ -218,7 +220,7 @@ def test_bad_documents_of_joined_parts_are_not_forgotten(
 
 
 @pytest.mark.parametrize("name", ["joined-0.bin", "joined-0.lengths", "joined-0.documents", "joined.json"])
-def test_joined_parts_that_are_not_as_they_were_left_are_refused(
+def test_modified_merged_parts_are_refused(
     tmp_path: Path,
     command: list[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM's preprocess_data.py and merge_datasets.py: each works, or one line says why it does not."""
+"""Flags of Megatron-LM's preprocess_data.py and merge_datasets.py work, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REFUSED = [
 ]
 
 
-def test_each_flag_of_a_script_is_taken(tmp_path: Path) -> None:
+def test_each_flag_of_a_script_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "1 2"}\n')
     words = ["--input", str(tmp_path / "in.jsonl"), "--output-prefix", str(tmp_path / "o"), *WORKS]
     assert preprocess.main(words) == 0
@@ -68,7 +68,7 @@ def test_each_flag_of_a_script_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "says"), REFUSED)
-def test_what_cannot_be_is_one_sentence(
+def test_unsupported_flags_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "1 2"}\n')
@@ -81,7 +81,7 @@ def test_what_cannot_be_is_one_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_other_commands_say_it_alike(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_give_the_same_message(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         merge.main(["--input", "d", "--output-prefix", "o", "--multimodal"])
     with pytest.raises(SystemExit):
@@ -92,6 +92,6 @@ def test_other_commands_say_it_alike(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("flag", ["padded-vocab-size", "no-pad-vocab-size", "tiktoken-special-tokens"])
-def test_training_says_what_to_give_instead(flag: str) -> None:
+def test_training_names_the_flag_to_use_instead(flag: str) -> None:
     with pytest.raises(UsageError, match=rf"--{flag}: use .*--"):
         parse_command_line([f"--{flag}"])

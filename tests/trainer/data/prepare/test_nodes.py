@@ -1,4 +1,4 @@
-"""Several nodes that prepare the same data: their status files, and the failure of one node."""
+"""Several nodes that prepare the same data: status files, and failure of a node."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def contents(source: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (source.parent / "out").iterdir()}
 
 
-def test_the_first_node_ends_with_what_another_met(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_node_ends_with_the_error_of_another(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = source.read_bytes().splitlines(keepends=True)
     of_node_1 = 4096 // len(lines[0]) + 40
     source.write_bytes(b"".join([*lines[:of_node_1], b"{\n", *lines[of_node_1:]]))
@@ -63,7 +63,7 @@ def test_the_first_node_ends_with_what_another_met(source: Path, capsys: pytest.
     assert sorted(contents(source)) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
 
 
-def test_the_first_node_hears_of_it_while_it_encodes(
+def test_the_first_node_notices_the_error_while_it_encodes(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(node_status, "_BEAT_SECONDS", 0.0)
@@ -77,7 +77,7 @@ def test_the_first_node_hears_of_it_while_it_encodes(
     assert all(int(shard.stem) % 2 for shard in shards)
 
 
-def test_a_node_that_a_launcher_ends_says_which_one_failed(
+def test_a_node_that_a_launcher_ends_names_the_failed_node(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After the first failure srun ends all tasks, and returns the highest exit code."""
@@ -109,14 +109,17 @@ def test_a_node_that_a_launcher_ends_says_which_one_failed(
         (("--input", "lines"), "lines: begins like JSON lines"),
     ],
 )
-def test_a_node_that_fails_before_it_begins_is_heard(
+def test_a_failure_before_the_start_is_noticed(
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     more: tuple[str, ...],
     says: str,
 ) -> None:
-    """A file may be missing on one node only, for example without a mount; this node may start first."""
+    """A file may be missing on one node only, for example without a mount.
+
+    This node may start first.
+    """
     monkeypatch.chdir(source.parent)
     Path("lines").write_text('{"text": "1"}\n')
     assert run(source, 1, "--attempt", "run.1", "--check", *more) == 3
@@ -132,12 +135,12 @@ def test_a_node_that_fails_before_it_begins_is_heard(
     assert sorted(contents(source)) == [f"n_text_document.{part}" for part in ("bin", "idx", "json")]
 
 
-def test_nodes_without_a_name_for_their_start_are_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_without_an_attempt_are_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(source, 0, "--attempt", "") == 3
     assert "--attempt: give all nodes of one start the same name" in capsys.readouterr().err
 
 
-def test_a_silent_node_is_not_waited_for_without_end(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_wait_for_a_silent_node_is_limited(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(source, 0) == 3
     said = capsys.readouterr().err
     assert "waited for 2 of 5 parts (2 of node 1), and there was no sign of life for 0 s; read that node's log" in said
@@ -159,7 +162,7 @@ def test_a_node_is_one_process(source: Path, capsys: pytest.CaptureFixture[str])
         assert run(source, 0) == 0
 
 
-def test_a_node_that_starts_after_the_end_begins_nothing(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_starts_after_the_end_does_nothing(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [run(source, node) for node in (1, 0)] == [0, 0]
     before = contents(source)
     capsys.readouterr()
@@ -172,7 +175,7 @@ def test_a_node_that_starts_after_the_end_begins_nothing(source: Path, capsys: p
     assert contents(source)["n_text_document.bin"] == before["n_text_document.bin"] * 2
 
 
-def test_a_first_node_that_comes_minutes_after_the_others_is_waited_for(
+def test_the_others_wait_for_a_first_node_that_starts_late(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The output looks finished, but the first node starts over and awaits the others."""
@@ -208,7 +211,7 @@ def test_an_input_without_text_leaves_no_plan_behind(source: Path, capsys: pytes
     assert [run(source, node) for node in (1, 0)] == [0, 0]
 
 
-def test_the_first_node_removes_what_kills_left(source: Path) -> None:
+def test_the_first_node_removes_leftovers_of_kills(source: Path) -> None:
     assert run(source, 1) == 0
     (parts,) = (source.parent / "out/n.preparing").glob("parts-*")
     old, young = (parts / f"{name}.partial" for name in ("old", "young"))
@@ -236,7 +239,7 @@ def test_another_plan_of_several_nodes_names_the_folder_to_remove(
     assert f"node 1 failed: {folder}: holds work that was begun with a different --json-keys" in capsys.readouterr().err
 
 
-def test_shards_without_their_plan_are_nobodys(source: Path) -> None:
+def test_part_files_without_their_plan_are_not_used(source: Path) -> None:
     assert run(source, 1) == 0
     (source.parent / "out/n.preparing/plan.json").unlink()
     other = ("--vocab-size", "66000")

@@ -1,4 +1,4 @@
-"""Preparing data: Megatron-LM's bytes, the same with any number of processes, and after a kill at any point."""
+"""Preparing data: Megatron-LM's bytes from any number of processes, also after a kill."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import HANG_S
 from trainer.data.commands.preprocess import main
 from trainer.data.prepare.part_file import PartFileWriter, open_part_file
 
@@ -66,7 +67,7 @@ def test_more_processes_and_nodes_make_the_same_bytes(
     command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), "--workers", "1", *NUMBERS]
     with preprocess(*command, "--nodes", "2", "--attempt", "a", "--node", "0") as process:
         assert main([*command, "--nodes", "2", "--attempt", "a", "--node", "1"]) == 0
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_S)
     assert process.returncode == 0
     assert contents(tmp_path) == expected
 
@@ -85,7 +86,10 @@ def wait_for(folder: Path, pattern: str) -> Path:
 
 
 def with_other_tokens(part_file: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Increase all tokens of ``part_file`` by one, with a valid checksum; return the tokens before and after."""
+    """Increase all tokens of ``part_file`` by one, with a valid checksum.
+
+    Returns the tokens before and after.
+    """
     dtype = np.dtype("<i4")
     with open_part_file(part_file, dtype) as (footer, blocks):
         found = list(blocks)
@@ -98,7 +102,7 @@ def with_other_tokens(part_file: Path) -> tuple[np.ndarray[Any, Any], np.ndarray
     return before, before + 1
 
 
-def test_killed_and_run_again_it_keeps_what_is_done(tmp_path: Path, numbers: Path, expected: dict[str, bytes]) -> None:
+def test_a_killed_preparation_keeps_finished_parts(tmp_path: Path, numbers: Path, expected: dict[str, bytes]) -> None:
     command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), *NUMBERS]
     with preprocess(*command, "--workers", "2", start_new_session=True) as process:
         kept = wait_for(tmp_path / "n.preparing", "*/*.shard")
@@ -126,7 +130,7 @@ def stopped(tmp_path: Path, numbers: Path, capsys: pytest.CaptureFixture[str]) -
     return source, command
 
 
-def test_another_plan_is_refused_and_touches_nothing(
+def test_another_plan_is_refused_and_changes_nothing(
     tmp_path: Path, stopped: tuple[Path, list[str]], expected: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, command = stopped
@@ -144,7 +148,7 @@ def test_another_plan_is_refused_and_touches_nothing(
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_changed_input_is_refused_until_it_is_begun_anew(
+def test_a_changed_input_is_refused_until_a_restart(
     tmp_path: Path,
     stopped: tuple[Path, list[str]],
     numbers: Path,
@@ -159,16 +163,16 @@ def test_a_changed_input_is_refused_until_it_is_begun_anew(
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_the_old_pair(
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_dataset(
     tmp_path: Path, numbers: Path, expected: dict[str, bytes]
 ) -> None:
-    """The kernel limits the size of a file: part files stay below the limit, the .bin does not."""
+    """Part files stay below the kernel's limit on file sizes, the .bin does not."""
     for name in expected:
         (tmp_path / name).write_text("old")
     command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), "--workers", "1", *NUMBERS]
     limit = 1_500_000
     with preprocess(*command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) as process:
-        said = process.communicate(timeout=60)[1].splitlines()
+        said = process.communicate(timeout=HANG_S)[1].splitlines()
     assert process.returncode == 3
     assert said[-1].startswith(f"llmctl data prepare: {tmp_path}/n: cannot be written: File too large (")
     assert {path.read_text() for path in tmp_path.glob("n_*")} == {"old"}
@@ -182,13 +186,13 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path, numbers: Path) 
     with preprocess(*command) as process:
         partial = wait_for(tmp_path / "n.preparing", "*/*.shard.*.partial")
         os.kill(int(partial.suffixes[-2][1:]), signal.SIGKILL)
-        said = process.communicate(timeout=60)[1].splitlines()
+        said = process.communicate(timeout=HANG_S)[1].splitlines()
     assert process.returncode == 3
     assert "a worker process was ended by signal 9 (SIGKILL) while it encoded" in said[-1]
     assert "run again with fewer --workers" in said[-1]
 
 
-def test_two_at_once_do_not_mix(
+def test_two_preparations_at_once_do_not_mix(
     tmp_path: Path, numbers: Path, expected: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), "--workers", "1", *NUMBERS]
@@ -198,7 +202,7 @@ def test_two_at_once_do_not_mix(
         assert main(command) == 3
         assert "another process is preparing the same output" in capsys.readouterr().err
         process.send_signal(signal.SIGCONT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_S)
     assert contents(tmp_path) == expected
 
 
@@ -211,7 +215,7 @@ def test_two_at_once_do_not_mix(
         ("n", "taken", "n_taken_document.idx is a folder; remove it, or choose another prefix"),
     ],
 )
-def test_an_output_that_could_only_fail_in_the_end_is_refused_at_once(
+def test_an_impossible_output_is_refused_at_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.python_corpus import LARGEST_FILE, MOST_BYTES, standard_library_files
+from examples.python_corpus import LARGEST_FILE, MAX_BYTES, standard_library_files
 from trainer.data.commands import train_tokenizer
 from trainer.data.commands.corpus import pieces_at_line_ends
 from trainer.data.commands.preprocess import main
@@ -109,6 +109,6 @@ def test_the_standard_library_is_about_ten_megabytes_in_a_fixed_order() -> None:
     files = standard_library_files()
     sizes = [file.path.stat().st_size for file in files]
     assert [file.name for file in files] == [file.name for file in standard_library_files()]
-    assert 4_000_000 < sum(sizes) <= MOST_BYTES
+    assert 4_000_000 < sum(sizes) <= MAX_BYTES
     assert max(sizes) <= LARGEST_FILE
     assert {"argparse.py", "asyncio/base_events.py"} & {file.name for file in files}

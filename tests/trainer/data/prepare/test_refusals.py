@@ -15,7 +15,7 @@ from trainer.data.indexed.indexed_dataset import IndexedDataset
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
-def test_a_damaged_member_behind_a_whole_one_is_no_end(
+def test_a_damaged_member_after_a_valid_one_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
 ) -> None:
     """Otherwise the rest of the file would be lost silently."""
@@ -153,7 +153,7 @@ def test_bad_files_are_one_sentence(
         (["--input", "large.txt", "--check"], "large.txt: is plain text of 300 MB, and would be one document; choose"),
     ],
 )
-def test_arguments_that_cannot_be(
+def test_impossible_arguments_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -181,7 +181,7 @@ def test_arguments_that_cannot_be(
     ]
 
 
-def test_bad_documents_are_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_documents_are_skipped_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = json_lines(["1 2"])
     (tmp_path / "a.jsonl").write_bytes(good + b"\n{\n" + good + b'{"text": "1 x"}\n')
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + good + b"\xff\n" * 9)
@@ -200,7 +200,9 @@ def test_bad_documents_are_passed_over_and_named(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("content", [b"", b'{"txt": "1"}\n{\n'])
-def test_nothing_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+def test_an_output_without_documents_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
     (tmp_path / "in.jsonl").write_bytes(content)
     (tmp_path / "o_text_document.bin").write_text("as it was")
     command = ["--input", str(tmp_path / "in.jsonl"), "--output-prefix", str(tmp_path / "o"), "--on-error", "skip"]

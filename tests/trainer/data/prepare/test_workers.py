@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.data.prepare.test_prepare import preprocess
+from tests.waiting import HANG_S
 from trainer.data.commands.preprocess import main
 from trainer.data.errors import DataError
 from trainer.data.prepare import pipeline, workers
@@ -40,7 +41,7 @@ FACTS = learn_facts(TokenizerSettings("NullTokenizer", vocab_size=9))
 
 
 class Scripted:
-    """Stands for two processes: each is ready after both were started, and then does its chunks."""
+    """Stub of two processes, each ready only after both were started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
@@ -84,7 +85,7 @@ class Scripted:
                 self._late.pop()()
 
 
-def test_processes_start_together_before_any_is_given_what_is_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_processes_start_before_any_gets_a_chunk_with_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Megabytes sent to an unready process would block the others: a pipe holds kilobytes."""
     script = Scripted(monkeypatch)
     held: list[int] = []
@@ -101,7 +102,7 @@ def test_processes_start_together_before_any_is_given_what_is_held_in_memory(mon
     assert max(held) == 0
 
 
-def test_the_first_bad_document_is_named_whichever_process_is_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_bad_document_is_named_in_any_order_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted(monkeypatch)
     script.slow[0], script.quick[1] = DataError("of the first chunk"), DataError("of the second chunk")
     chunks = [Chunk(number, (Span("in.jsonl"),), 1) for number in range(4)]
@@ -110,7 +111,7 @@ def test_the_first_bad_document_is_named_whichever_process_is_sooner(monkeypatch
     assert [word for word in script.events if word.startswith("give")] == ["give 0 to 0", "give 1 to 1"]
 
 
-def test_another_tokenizer_in_the_meantime_is_refused(
+def test_a_tokenizer_that_changed_meanwhile_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tokenizer_file: Path
 ) -> None:
     """Both in this process, and in a process that is started later."""
@@ -162,15 +163,15 @@ def test_an_interrupt_while_a_process_starts_ends_it(
         assert signal.getsignal(number) is before
 
 
-def test_what_encodes_needs_neither_torch_nor_the_models_of_a_config() -> None:
+def test_worker_processes_import_neither_torch_nor_pydantic() -> None:
     """Every worker process imports the same modules: torch takes a hundred megabytes, pydantic ten."""
     heavy = "{'torch', 'transformers', 'pydantic', 'pyarrow'}"
     code = f"import sys, trainer.data.commands.preprocess; sys.exit(str({heavy} & {{*sys.modules}} or ''))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert found.stderr.strip() == ""
 
 
-def test_memory_that_is_free_is_given_back_and_who_keeps_too_much_is_worn(
+def test_freed_memory_is_returned_and_processes_that_have_grown_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.txt").write_text("1 2")
@@ -221,8 +222,10 @@ def opened_for_writing(pipe: Path, is_alive: Callable[[], bool]) -> int:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_whoever_ends_it_sees_no_traceback(tmp_path: Path, end: signal.Signals) -> None:
-    """Ctrl-C reaches all processes of a terminal, a scheduler's SIGTERM all of a job; SIGKILL only one process, while
+def test_no_signal_causes_a_traceback(tmp_path: Path, end: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM reach every process, SIGKILL only one.
+
+    Ctrl-C goes to all processes of a terminal, a scheduler's SIGTERM to all of a job. SIGKILL ends one process, while
     its worker still reads the tokenizer."""
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": "1 " * 1_000_000}) + "\n")
     file = tmp_path / "tokenizer.json"
@@ -238,13 +241,13 @@ def test_whoever_ends_it_sees_no_traceback(tmp_path: Path, end: signal.Signals) 
         with suppress(BrokenPipeError):
             os.write(tokenizer, b"{}")
         os.close(tokenizer)
-        said = process.communicate(timeout=60)[1]
-    whys = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
-    assert said == (f"llmctl data prepare: {whys[end]}\n" if end in whys else "")
-    assert process.returncode == (128 + end if end in whys else -end)
+        said = process.communicate(timeout=HANG_S)[1]
+    reasons = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
+    assert said == (f"llmctl data prepare: {reasons[end]}\n" if end in reasons else "")
+    assert process.returncode == (128 + end if end in reasons else -end)
 
 
-def test_sigterm_to_all_processes_leaves_what_is_done(tmp_path: Path) -> None:
+def test_sigterm_to_all_processes_keeps_finished_parts(tmp_path: Path) -> None:
     """No process reports a failure, and the same command resumes."""
     line = json.dumps({"text": "1 2 3 " * 100_000}) + "\n"
     (tmp_path / "in.jsonl").write_text(line * 12)
@@ -257,7 +260,7 @@ def test_sigterm_to_all_processes_leaves_what_is_done(tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.001)
         os.killpg(process.pid, signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=HANG_S)[1]
     assert process.returncode == 128 + signal.SIGTERM
     kept = r"(1 part is|\d+ parts are) done and kept: run the same command again to continue"
     assert re.fullmatch(rf"llmctl data prepare: ended by SIGTERM \({kept}\)\n", said), said

@@ -1,4 +1,4 @@
-"""Micro-batches of a replica: the same global batch on every layout; refusals before the first step."""
+"""Micro-batches: the same global batch on every layout, and refusals before the first step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import DTYPES
 from trainer.data.indexed.manifest import Manifest
-from trainer.data.indexed.writer import PairWriter
+from trainer.data.indexed.writer import IndexedDatasetWriter
 from trainer.data.loading.build import build_data
 from trainer.data.samples.batches import MicroBatch, Packing
 from trainer.data.samples.document_places import DocumentEnds, Documents
@@ -141,7 +141,7 @@ def test_micro_batches_have_the_documents_of_their_own_samples() -> None:
     assert whole.positions(cpu)[2].tolist() == [0, 0, 1, 2, 0]
 
 
-def test_positions_are_worked_out_for_whom_needs_them_and_once() -> None:
+def test_positions_are_computed_once_and_only_if_needed() -> None:
     tokens = torch.tensor([[9, 1, 2, 9, 4]])
     batch = Packing(9, separate_attention=True, restart_positions=True).apply(MicroBatch(tokens, tokens))
     assert batch.documents is batch.restarts is not None
@@ -149,7 +149,7 @@ def test_positions_are_worked_out_for_whom_needs_them_and_once() -> None:
     assert Packing(9, separate_attention=True).apply(MicroBatch(tokens, tokens)).positions is None
 
 
-def test_a_loss_mask_that_is_there_already_stays() -> None:
+def test_an_existing_loss_mask_is_kept() -> None:
     tokens, mask = torch.tensor([[9, 1, 9, 2]]), torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     batch = Packing(9, mask_loss=True).apply(MicroBatch(tokens, tokens, mask))
     assert batch.loss_mask is not None
@@ -185,7 +185,7 @@ def test_splits_and_separate_files(tmp_path: Path, tokenizer: Tokenizer) -> None
     assert one.notes == ("no evaluation during training: there is no valid split",)
 
 
-def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp_path: Path) -> None:
+def test_an_empty_valid_split_is_reported_by_default_and_refused_if_requested(tmp_path: Path) -> None:
     write(tmp_path / "d", [list(range(50))] * 20 + [[1]], 300)
     model = {"vocab_size": 300}
     data = build_data(config({"data_path": str(tmp_path / "d")}, model=model), 0, 1)
@@ -231,7 +231,7 @@ def test_an_empty_valid_split_is_noted_by_default_and_refused_when_asked_for(tmp
         ),
     ],
 )
-def test_data_that_cannot_be_trained_on(
+def test_unusable_data_is_refused(
     tmp_path: Path, tokenizer_file: Path, tokenizer: Tokenizer, data: dict[str, Any], model: Any, says: str
 ) -> None:
     prepared(tmp_path, tokenizer)
@@ -254,7 +254,7 @@ def test_tokens_outside_the_vocabulary_are_found_without_a_manifest(tmp_path: Pa
 
 def store(prefix: Path, documents: list[list[int]], code: int) -> None:
     """Write an indexed dataset of any integer dtype."""
-    with PairWriter(prefix, code) as writer:
+    with IndexedDatasetWriter(prefix, code) as writer:
         lengths = np.array([len(document) for document in documents])
         writer.append(np.concatenate(documents), lengths, np.arange(1, len(documents) + 1))
         writer.finish()
@@ -280,14 +280,14 @@ def test_tokens_are_the_same_however_they_are_stored(tmp_path: Path, code: int, 
 
 
 @pytest.mark.parametrize(("code", "wrong"), [(2, -1), (3, -7), (4, -1), (4, 2**31 - 1), (5, 2**32 + 1), (5, -(2**63))])
-def test_no_number_is_taken_for_a_token_of_the_vocabulary(tmp_path: Path, code: int, wrong: int) -> None:
+def test_no_number_is_mistaken_for_a_token_of_the_vocabulary(tmp_path: Path, code: int, wrong: int) -> None:
     store(tmp_path / "d", [[1, 2, 3, wrong, 4]] * 40, code)
     data = build_data(config({"data_path": str(tmp_path / "d"), "split": "1"}, model={"vocab_size": 100_000}), 0, 1)
     with pytest.raises(DataError, match=f"a sample from 0 on has token {wrong}, but model.vocab_size is 100000"):
         data.micro_batches("train", 0)
 
 
-def test_numbers_are_trained_on_with_their_end_of_document(tmp_path: Path) -> None:
+def test_training_on_numbers_with_their_end_of_document(tmp_path: Path) -> None:
     tokenize_documents(["1 2 3 4 9"] * 20, NullTokenizer(10), tmp_path / "n")
     numbers = {"data_path": str(tmp_path / "n"), "tokenizer_type": "NullTokenizer", "eod_mask_loss": True}
     data = build_data(config(numbers, model={"vocab_size": 10}), 0, 1)
@@ -319,7 +319,9 @@ def test_manifest_of_another_schema_is_refused(tmp_path: Path) -> None:
         build_data(config({"data_path": str(tmp_path / "d")}), 0, 1)
 
 
-def test_caches_go_where_they_are_told(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_in_the_configured_folder(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trainer.data.loading.build.EpochIndexCache", partial(EpochIndexCache, smallest=0))
     path = prepared(tmp_path, tokenizer)
     build_data(config({"data_path": path, "data_cache_path": str(tmp_path / "x")}), 0, 1).micro_batches("train", 0)
@@ -328,7 +330,7 @@ def test_caches_go_where_they_are_told(tmp_path: Path, tokenizer: Tokenizer, mon
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_mock_data_is_a_walk_that_can_be_learnt() -> None:
+def test_mock_data_is_a_learnable_random_walk() -> None:
     data = MockDataset(50_000, 4096, seed=1, split=0)
     sample = data.sample(10**9)
     assert len(sample) == 4097

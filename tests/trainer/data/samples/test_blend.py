@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.samples import blend, blend_stretches
+from trainer.data.samples import blend, blend_segments
 from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
 
 WEIGHTS = {
@@ -51,7 +51,7 @@ def test_the_order_is_megatrons(weights: list[float]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=9), st.integers(0, 3000))
-def test_any_place_is_the_same_from_anywhere(weights: list[float], number: int) -> None:
+def test_every_position_is_the_same_from_any_start(weights: list[float], number: int) -> None:
     shares = normalized(weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blend, "BLOCK", 64)
@@ -60,7 +60,7 @@ def test_any_place_is_the_same_from_anywhere(weights: list[float], number: int) 
 
 
 @pytest.mark.usefixtures("small")
-def test_going_back_and_on_and_over_the_end_of_what_is_held() -> None:
+def test_positions_before_and_beyond_the_computed_part() -> None:
     shares = normalized(WEIGHTS["many"])
     order, expected = BlendOrder(shares), drawn_one_by_one(shares, 2000)
     for number in (1999, 0, 63, 64, 511, 512, 1023, 100, 1024, 1025):
@@ -68,7 +68,7 @@ def test_going_back_and_on_and_over_the_end_of_what_is_held() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_counts_on_the_way_are_kept_and_believed_only_if_whole(tmp_path: Path) -> None:
+def test_kept_counts_are_used_only_if_undamaged(tmp_path: Path) -> None:
     shares = normalized(WEIGHTS["two"])
     expected = drawn_one_by_one(shares, 1600)
     assert BlendOrder(shares, tmp_path / "cache").place(1599) == expected[1599]
@@ -90,7 +90,7 @@ def test_counts_on_the_way_are_kept_and_believed_only_if_whole(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small")
-def test_counts_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
+def test_long_unused_counts_are_removed(tmp_path: Path) -> None:
     shares = {name: normalized(WEIGHTS[name]) for name in ("two", "equal", "ties")}
     kept = {}
     for name in ("two", "equal"):
@@ -103,12 +103,12 @@ def test_counts_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
     assert not kept["two"].exists() and kept["equal"].exists()
 
 
-def test_stretches_that_were_guessed_wrong_are_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_with_wrong_guesses_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = normalized(WEIGHTS["extreme"])
     expected = drawn_one_by_one(shares, 2000)
     monkeypatch.setattr(blend, "BLOCK", 1024)
     monkeypatch.setattr(
-        blend_stretches, "_guess", lambda weights, numbers, _: np.zeros((len(numbers), len(weights)), np.int64)
+        blend_segments, "_guess", lambda weights, numbers, _: np.zeros((len(numbers), len(weights)), np.int64)
     )
     order = BlendOrder(shares)
     assert [order.place(number) for number in range(2000)] == expected

@@ -1,4 +1,4 @@
-"""Resuming with other data than the checkpoint's: every sample once and in order, or a refusal."""
+"""Resuming with changed data: every sample once and in order, or an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def of(name: str, found: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("path", ["a", "0.3 a 0.7 b", "a b"])
-def test_without_a_change_it_goes_on_and_says_nothing(folder: Path, path: str) -> None:
+def test_unchanged_data_continues_without_a_message(folder: Path, path: str) -> None:
     whole = data_of(folder, path)
     fresh = data_of(folder, path, train_iters=50)
     said = fresh.notes
@@ -66,7 +66,7 @@ def test_without_a_change_it_goes_on_and_says_nothing(folder: Path, path: str) -
 
 
 @pytest.mark.parametrize("block", [blend.BLOCK, 16])
-def test_shares_change_datasets_come_and_go_and_none_is_read_twice_or_passed_over(
+def test_changes_of_the_blend_repeat_and_skip_no_sample(
     folder: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(blend, "BLOCK", block)
@@ -87,20 +87,20 @@ def test_shares_change_datasets_come_and_go_and_none_is_read_twice_or_passed_ove
         assert own == rows(data_of(folder, name), 0, 200)[: len(own)]
     shares = [[len(of(name, part)) for name in "abc"] for part in found]
     assert shares == [[40, 0, 0], [20, 20, 0], [30, 10, 0], [0, 20, 20], [4, 0, 36]]
-    goes_on = "former datasets continue at their position"
+    continues = "former datasets continue at their position"
     assert notes == [
         f"data: the blend changes at sample 40 (now {folder}/a 0.5 (was 1) of the samples; new: {folder}/b); "
-        + goes_on,
+        + continues,
         f"data: the blend changes at sample 80 (now {folder}/b 0.25 (was 0.5), {folder}/a 0.75 (was 0.5) of the "
-        f"samples); {goes_on}",
+        f"samples); {continues}",
         f"data: the blend changes at sample 120 (now {folder}/b 0.5 (was 0.25) of the samples; new: {folder}/c; "
-        f"left out: {folder}/a); {goes_on}",
+        f"left out: {folder}/a); {continues}",
         f"data: the blend changes at sample 160 (now {folder}/c 0.9 (was 0.5), {folder}/a 0.1 (was 0) of the "
-        f"samples; left out: {folder}/b); {goes_on}",
+        f"samples; left out: {folder}/b); {continues}",
     ]
 
 
-def test_data_that_was_moved_is_the_same_and_other_data_begins(folder: Path) -> None:
+def test_moved_data_continues_and_other_data_starts_from_the_beginning(folder: Path) -> None:
     state = data_of(folder, "a").state(40)
     write(folder / "moved/a", [list(document) for document in _documents(folder / "a")])
     moved = gone_on(data_of(folder, "moved/a"), state, 40)
@@ -183,7 +183,7 @@ def test_many_datasets_are_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) 
         {"lengths": 5},
     ],
 )
-def test_a_place_that_cannot_be_read_is_refused(folder: Path, damage: State) -> None:
+def test_an_invalid_position_is_refused(folder: Path, damage: State) -> None:
     data = data_of(folder, "a")
     state = data.state(8)
     assert state is not None
@@ -193,13 +193,13 @@ def test_a_place_that_cannot_be_read_is_refused(folder: Path, damage: State) -> 
 
 
 @pytest.mark.parametrize("first", [-8, 16])
-def test_a_blend_that_began_nowhere_or_later_is_refused(folder: Path, first: int) -> None:
+def test_a_blend_with_an_impossible_start_is_refused(folder: Path, first: int) -> None:
     state = data_of(folder, "0.3 a 0.7 b").state(8)
     with pytest.raises(DataError, match=r"data position is damaged .*\(sample -?\d+ of 8, 2 datasets\)"):
         gone_on(data_of(folder, "0.5 a 0.5 b"), {**(state or {}), "first": first}, 8)
 
 
-def test_a_pair_that_was_prepared_anew_is_refused(folder: Path) -> None:
+def test_a_dataset_that_was_prepared_again_is_refused(folder: Path) -> None:
     def describe(bin_sha256: str) -> None:
         Manifest("1" * 64, 1000, 0, 20, 20, 160, 159, 1, bin_sha256, "2" * 64).write(folder / "a")
 
@@ -223,7 +223,7 @@ def test_a_pair_that_was_prepared_anew_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 999, 2000, 3999])
-def test_another_file_of_the_same_size_is_told_by_some_of_its_tokens(tmp_path: Path, place: int) -> None:
+def test_another_file_of_the_same_size_is_detected_by_some_of_its_tokens(tmp_path: Path, place: int) -> None:
     tokens = [number % 50 for number in range(4000)]
     write(tmp_path / "a", [tokens])
     with IndexedDataset(tmp_path / "a") as whole:
@@ -234,7 +234,7 @@ def test_another_file_of_the_same_size_is_told_by_some_of_its_tokens(tmp_path: P
         assert marks_digest(edited) != marks != marks_digest(short)
 
 
-def test_what_trains_compares_before_it_reads_and_keeps_what_was_read(folder: Path) -> None:
+def test_the_training_loader_checks_the_data_before_it_reads(folder: Path) -> None:
     asked = config({"data_path": f"{folder}/a", "split": "1"}, model={"vocab_size": 1000})
     mesh, progress = ParallelMesh(tp=1, pp=1, dp=1, rank=0), TrainingProgress()
     loader = _build_loader(asked, mesh, data_of(folder, "a"), progress, torch.device("cpu"))

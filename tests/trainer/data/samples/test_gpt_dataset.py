@@ -1,4 +1,4 @@
-"""Sample order: Megatron-LM's in the first epoch, a new one in each later epoch, independent of the run."""
+"""Sample order: Megatron-LM's in the first epoch, a new one in later epochs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_all_epochs_of_a_run_are_megatrons(
         assert list(dataset.sample(len(expected))) == expected[0]
 
 
-def test_a_last_epoch_that_is_hardly_needed_comes_last() -> None:
+def test_a_last_epoch_that_is_hardly_needed_is_shuffled_separately() -> None:
     # 100 tokens and samples of 10 + 1: an epoch has 9 samples, of which 0.8 are 7.
     assert megatron_epochs(100, 10, 9) == Epochs()
     assert megatron_epochs(100, 10, 19) == Epochs(count=2)
@@ -165,7 +165,7 @@ def test_numpys_order_is_the_one_of_the_published_runs() -> None:
     assert list(index.samples) == [3, 10, 2, 1, 7, 5, 4, 0, 8, 6, 9]
 
 
-def test_later_epochs_differ_and_cost_nothing_before_they_come(tmp_path: Path) -> None:
+def test_later_epochs_differ_and_are_built_on_demand(tmp_path: Path) -> None:
     write(tmp_path / "d", documents())
     with IndexedDataset(tmp_path / "d") as tokens:
         dataset = GPTDataset(tokens, range(len(tokens)), 4, 7)

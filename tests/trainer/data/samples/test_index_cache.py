@@ -1,4 +1,4 @@
-"""Cache of epoch indexes: reading, repair, one builder while others wait, removal of unused entries."""
+"""Cache of epoch indexes: reading, repair, a single builder, removal of unused entries."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 
 from tests.trainer.data.samples.test_gpt_dataset import LENGTHS, documents, of
 from tests.trainer.data.token_files import write
+from tests.waiting import HANG_S
 from trainer.data.indexed import cache_entry
 from trainer.data.indexed.cache_entry import LEFT_OVER_SECONDS
 from trainer.data.indexed.indexed_dataset import IndexedDataset
@@ -66,7 +67,9 @@ def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("locks")
-def test_what_a_killed_writer_left_delays_nobody_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_writer_delay_nobody_and_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index_cache, "LONGEST_WAIT", 1.0)
     cache = EpochIndexCache(tmp_path, smallest=0)
     expected = of(0, cache)
@@ -82,7 +85,7 @@ def test_what_a_killed_writer_left_delays_nobody_and_goes(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("locks")
-def test_who_comes_second_waits_and_maps_what_the_first_one_wrote(
+def test_the_second_process_waits_and_maps_the_file_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = of(0, EpochIndexCache(tmp_path / "first", smallest=0))
@@ -99,8 +102,11 @@ def test_who_comes_second_waits_and_maps_what_the_first_one_wrote(
 
 
 @pytest.mark.usefixtures("locks")
-def test_who_has_waited_for_long_builds_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all processes wrote, each would map separate pages, and pages mapped on another node might vanish."""
+def test_a_process_that_has_waited_long_builds_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that builds after a long wait does not write.
+
+    If all processes wrote, each would map separate pages, and pages mapped on another node might vanish.
+    """
     expected = of(0, EpochIndexCache(tmp_path, smallest=0))
     (entry,) = tmp_path.iterdir()
     entry.unlink()
@@ -114,7 +120,7 @@ def test_who_has_waited_for_long_builds_for_itself(tmp_path: Path, monkeypatch: 
         assert not entry.exists()
 
 
-def test_thousands_that_wait_ask_ever_less_often_and_not_together() -> None:
+def test_waiting_processes_poll_at_growing_and_different_intervals() -> None:
     one, other = (list(itertools.islice(index_cache._pauses(), 12)) for _ in range(2))
     longest = [min(0.02 * 2**number, 2.0) for number in range(12)]
     assert all(
@@ -123,10 +129,10 @@ def test_thousands_that_wait_ask_ever_less_often_and_not_together() -> None:
     assert one != other
 
 
-def test_a_folder_is_read_again_before_an_entry_is_believed_missing(
+def test_a_folder_is_read_again_before_an_entry_counts_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An NFS client caches for a minute that a file did not exist, unless its folder is read."""
+    """An NFS client caches missing files for a minute, unless their folder is read."""
     expected = of(0, EpochIndexCache(tmp_path, smallest=0))
     look, read = index_cache._open, os.scandir
     is_read = False
@@ -145,7 +151,7 @@ def test_a_folder_is_read_again_before_an_entry_is_believed_missing(
     assert same(of(0, EpochIndexCache(tmp_path, smallest=0)), expected)
 
 
-def test_only_what_nobody_used_for_long_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_long_unused_entries_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_cache, "TOUCH_SECONDS", 0.0)
     cache = EpochIndexCache(tmp_path, smallest=0)
     for epoch in range(5):
@@ -160,7 +166,7 @@ def test_only_what_nobody_used_for_long_is_removed(tmp_path: Path, monkeypatch: 
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_what_is_read_from_does_not_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_in_use_does_not_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_cache, "TOUCH_SECONDS", 0.0)
     write(tmp_path / "d", documents())
     with IndexedDataset(tmp_path / "d") as tokens:
@@ -185,13 +191,13 @@ def test_an_index_is_read_where_files_cannot_be_mapped(tmp_path: Path, monkeypat
     assert same(of(0, cache), expected)
 
 
-def test_a_folder_that_cannot_be_written_costs_only_the_building(tmp_path: Path) -> None:
+def test_without_a_writable_folder_each_process_builds(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = EpochIndexCache(tmp_path / "file" / "cache", smallest=0)
     assert len(of(0, cache).samples) == 11
 
 
-def test_what_was_prepared_beside_the_data_is_used_and_not_added_to(tmp_path: Path) -> None:
+def test_indexes_beside_the_data_are_used_and_not_added_to(tmp_path: Path) -> None:
     of(0, EpochIndexCache(tmp_path / "beside", smallest=0))
     cache = EpochIndexCache(tmp_path / "run", prepared=tmp_path / "beside", smallest=0)
     assert is_mapped(of(0, cache))
@@ -221,7 +227,7 @@ def test_many_processes_start_at_once(tmp_path: Path) -> None:
     processes = [context.Process(target=build_at_once, args=(str(tmp_path), barrier, results)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = {results.get(timeout=120) for _ in processes}
+    found = {results.get(timeout=HANG_S) for _ in processes}
     for process in processes:
         process.join(30)
     assert len(found) == 1

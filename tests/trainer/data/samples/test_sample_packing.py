@@ -18,7 +18,7 @@ from trainer.data.samples.sample_packing import PackedDataset
 
 
 def one_by_one(lengths: list[int], capacity: int) -> list[int]:
-    """Best fit decreasing by a plain loop over items: the final load of each bin."""
+    """Loads of the bins after best fit decreasing, by a plain loop."""
     rooms: list[int] = []
     for length in sorted(lengths, reverse=True):
         fitting = [room for room in rooms if room >= length]
@@ -31,7 +31,7 @@ def one_by_one(lengths: list[int], capacity: int) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 30), max_size=60), st.integers(30, 70))
-def test_boxes_are_those_of_best_fit(lengths: list[int], capacity: int) -> None:
+def test_bins_are_those_of_best_fit(lengths: list[int], capacity: int) -> None:
     boxes = best_fit(np.array(lengths, np.int64), capacity)
     assert sorted(np.bincount(boxes, lengths).tolist()) == one_by_one(lengths, capacity)
 
@@ -53,7 +53,7 @@ def numbered(sizes: list[int]) -> list[list[list[int]]]:
 SIZES = [5, 0, 9, 2, 3, 12, 1, 9, 4, 4, 7, 2, 8, 3]
 
 
-def test_every_document_is_whole_and_there_once_per_epoch(tmp_path: Path) -> None:
+def test_every_document_occurs_whole_and_once_per_epoch(tmp_path: Path) -> None:
     documents = numbered(SIZES)
     write_sequences(tmp_path / "d", documents)
     with IndexedDataset(tmp_path / "d") as tokens:
@@ -108,7 +108,7 @@ def test_only_answers_count(tmp_path: Path) -> None:
         assert counted == answers
 
 
-def test_prompts_that_cannot_be_told_from_answers_are_refused(tmp_path: Path) -> None:
+def test_prompts_that_cannot_be_distinguished_from_answers_are_refused(tmp_path: Path) -> None:
     write_sequences(tmp_path / "d", [[[1, 2, 3]], [[4, 5]]])
     with IndexedDataset(tmp_path / "d") as tokens, pytest.raises(DataError, match="every document is a single"):
         PackedDataset(tokens, range(2), 8, seed=0, answers_only=True)

@@ -1,4 +1,4 @@
-"""Files modified while a run reads them: appended text is ignored, any other change ends the run."""
+"""Files modified during a run: appended text is ignored, other changes end the run."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def table(first: int, stop: int) -> Write:
         ("fewer.parquet", table(0, 60), table(0, 20)),
     ],
 )
-def test_a_file_that_is_no_longer_what_it_was_is_refused(
-    tmp_path: Path, name: str, before: Write, after: Write
-) -> None:
+def test_a_changed_file_is_refused(tmp_path: Path, name: str, before: Write, after: Write) -> None:
     file = tmp_path / name
     before(file)
     pieces = pieces_of(tmp_path)
@@ -59,7 +57,7 @@ def test_a_file_that_is_no_longer_what_it_was_is_refused(
         read(pieces, Cursor())
 
 
-def test_lines_that_are_added_belong_to_no_piece(tmp_path: Path) -> None:
+def test_appended_lines_belong_to_no_piece(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(lines(0, 60))
     pieces = pieces_of(tmp_path)

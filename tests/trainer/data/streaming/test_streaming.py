@@ -1,4 +1,4 @@
-"""Training from raw text: every document once per epoch, and the same samples from any reader and any place."""
+"""Training from raw text: every document once per epoch, in the same samples everywhere."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_plain_text_is_cut_between_its_documents(tmp_path: Path, text_document: 
         assert sorted(found) == sorted(text.rstrip("\n") for text in expected)
 
 
-def test_reading_goes_on_from_every_place(folder: Path) -> None:
+def test_reading_resumes_from_every_place(folder: Path) -> None:
     pieces = pieces_of(folder, 100)
     whole = list(pieces.rest_of_epoch(Cursor(3)))
     assert any(cursor.offset for _, cursor in whole)  # within the compressed file too
@@ -141,7 +141,7 @@ def test_samples_hold_every_token_of_every_epoch(folder: Path, inline: Encoder) 
     assert sum(abs(one - other) == 1 for one, other in itertools.pairwise(first)) < 20
 
 
-def test_going_on_from_any_sample_gives_the_same_ones(folder: Path, inline: Encoder) -> None:
+def test_resuming_from_any_sample_gives_the_same_samples(folder: Path, inline: Encoder) -> None:
     samples = samples_of(folder, inline)
     whole = []
     states = []
@@ -218,7 +218,7 @@ def test_splits_take_turns_and_a_compressed_file_is_read_once_per_epoch(
     assert 2 <= len(opened) <= train.state(300)["epoch"] + 1 + 1 + 2
 
 
-def test_who_looks_for_a_place_in_a_compressed_file_stops_when_it_is_closed(folder: Path, inline: Encoder) -> None:
+def test_close_stops_a_search_in_a_compressed_file(folder: Path, inline: Encoder) -> None:
     samples = samples_of(folder, inline)
     place = next(one for _, one in pieces_of(folder).rest_of_epoch(Cursor()) if one.offset)
     samples.restore({"epoch": 0, "place": place.place, "offset": place.offset, "first": 0, "carry": []})
@@ -245,7 +245,7 @@ def test_a_process_that_dies_is_named_and_none_is_left(folder: Path) -> None:
         pool.ahead(lambda: None)
 
 
-def test_errors_of_a_process_come_home(tmp_path: Path) -> None:
+def test_errors_of_a_process_are_raised_here(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "1 2"}\n' * 3 + "{broken\n")
     pool = EncoderPool(1, NUMBERS, Reading())
     try:
@@ -294,7 +294,7 @@ def test_files_that_change_while_they_are_read(tmp_path: Path) -> None:
         read(pieces, Cursor())
 
 
-def test_a_split_without_documents_is_not_looked_for_for_ever(folder: Path, inline: Encoder) -> None:
+def test_the_search_for_documents_of_a_split_ends(folder: Path, inline: Encoder) -> None:
     with pytest.raises(DataError, match="no document of the text belongs to this split"):
         samples_of(folder, inline, Share(0, 1)).sample(0)
 
@@ -323,7 +323,7 @@ def test_a_run_gets_the_same_global_batch_on_every_dp(folder: Path) -> None:
         assert all(same(split[index], serial[index]) for index in serial)
 
 
-def test_a_run_goes_on_from_its_checkpoint_on_another_dp(folder: Path) -> None:
+def test_a_run_resumes_from_its_checkpoint_on_another_dp(folder: Path) -> None:
     before = built(folder)
     assert before.stream is not None
     before.micro_batches("train", 64)
@@ -388,7 +388,7 @@ def test_documents_and_splits_of_a_run(folder: Path) -> None:
         ({"split": "1,0,0", "data_path": "{f}/blank.jsonl"}, "no document of the text is in the training split"),
     ],
 )
-def test_streams_that_cannot_be_trained_on(folder: Path, tmp_path: Path, data: dict[str, Any], says: str) -> None:
+def test_unusable_streams_are_refused(folder: Path, tmp_path: Path, data: dict[str, Any], says: str) -> None:
     (tmp_path / "blank.jsonl").write_text('{"text": ""}\n' * 3)
     (tmp_path / "e.jsonl").write_text("")
     parquet.write_table(pyarrow.table({"body": ["1"]}), tmp_path / "t.parquet")

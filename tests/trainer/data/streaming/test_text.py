@@ -1,4 +1,4 @@
-"""Text that changes between two attempts of a run: other sizes are rejected, other times reported."""
+"""Text that changes between two attempts: other sizes are rejected, other times reported."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_text_of_other_names_or_sizes_is_refused(folder: Path, change: Callable[
     assert "\n" not in str(caught.value)
 
 
-def test_text_of_another_time_is_told_and_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_another_time_is_reported_and_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of(folder)
     expected = by_number([gone_on(folder, state)], consumed=CONSUMED)
     assert capsys.readouterr().out == ""
@@ -120,14 +120,14 @@ def test_text_of_another_time_is_told_and_goes_on(folder: Path, capsys: pytest.C
         {"offset": -5},
     ],
 )
-def test_a_damaged_place_is_refused(folder: Path, damage: State) -> None:
+def test_a_damaged_position_is_refused(folder: Path, damage: State) -> None:
     state = state_of(folder)
     with pytest.raises(DataError, match=r"data.streaming: .*is damaged, or of another version") as caught:
         gone_on(folder, {**state, **damage})
     assert "\n" not in str(caught.value)
 
 
-def test_compressed_text_that_is_cut_off_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_truncated_compressed_text_is_reported_with_a_remedy(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"text": "1 2"}\n' * 5000, mtime=0)
     (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     pieces = Pieces(find_inputs([str(tmp_path)]), "file", 1)

@@ -1,4 +1,4 @@
-"""Worker processes of a stream that hang: they are reported, finally given up, and never left behind."""
+"""Worker processes that hang are reported, given up, and never left behind."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import pytest
 
 from tests.trainer.data.streaming.test_training import begin, left_after
 from tests.trainer.training.pretraining_job import Job
+from tests.waiting import HANG_S
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.prepare.chunks import rest_of_document
 from trainer.data.prepare.inputs import find_inputs
@@ -30,17 +31,20 @@ from trainer.data.streaming.text_pieces import Cursor, Pieces
 from trainer.data.streaming.work import Reading, Share
 from trainer.data.streaming.workers import EncoderPool
 from trainer.data.tokenizers.settings import TokenizerSettings
-from trainer.data.watchdog import SilenceWatch
+from trainer.data.watchdog import Watchdog
 
 NUMBERS = TokenizerSettings(tokenizer_type="NullTokenizer", vocab_size=1000)
-PATIENCE_S = 2.0
-LIMIT_S = 60.0
+TIMEOUT_S = 2.0
+LIMIT_S = HANG_S
 """Limit of every wait for an expected event."""
 
 
 @pytest.fixture(params=["text.jsonl", "text.jsonl.gz"])
 def text(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """8 MB of text. Decompressed text goes to the processes in messages larger than a socket buffer."""
+    """8 MB of text, compressed or not.
+
+    Decompressed text goes to the processes in messages larger than a socket buffer.
+    """
     lines = (json.dumps({"text": " ".join(map(str, range(number % 700)))}) + "\n" for number in range(6000))
     content = "".join(lines).encode()
     path = tmp_path / str(request.param)
@@ -54,9 +58,9 @@ def samples_of(text: Path, pool: EncoderPool) -> StreamedSamples:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_process_that_hangs_is_told_of_and_then_given_up(text: Path, processes: int) -> None:
+def test_a_process_that_hangs_is_reported_and_then_given_up(text: Path, processes: int) -> None:
     said: list[str] = []
-    pool = EncoderPool(processes, NUMBERS, Reading(), patience_s=PATIENCE_S, say=said.append)
+    pool = EncoderPool(processes, NUMBERS, Reading(), patience_s=TIMEOUT_S, say=said.append)
     try:
         samples = samples_of(text, pool)
         samples.sample(0)
@@ -75,7 +79,7 @@ def test_a_process_that_hangs_is_told_of_and_then_given_up(text: Path, processes
     assert worker._process.exitcode == -signal.SIGKILL
 
 
-def test_one_that_dies_in_the_middle_of_an_answer_is_named(tmp_path: Path) -> None:
+def test_a_process_that_dies_during_an_answer_is_named(tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_text('{"text": "1 2 3 4 5 6 7 8 9"}\n' * 40_000)
     pool = EncoderPool(1, NUMBERS, Reading())
@@ -92,10 +96,8 @@ def test_one_that_dies_in_the_middle_of_an_answer_is_named(tmp_path: Path) -> No
         pool.close()
 
 
-def test_what_waits_for_one_that_cannot_be_killed_ends_with_the_rest(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Like a process that waits for a disk, until the disk answers."""
+def test_a_wait_for_an_unkillable_process_ends_with_close(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that waits for a disk cannot be killed until the disk answers."""
     monkeypatch.setattr(workers, "_SECONDS_TO_DIE", 0.1)
     pool = EncoderPool(1, NUMBERS, Reading())
     samples = samples_of(text, pool)
@@ -126,16 +128,16 @@ def exhaust(samples: StreamedSamples) -> None:
 def test_a_file_that_hangs_while_it_is_decompressed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "1 2 3 4 5 6 7 8 9"}\n' * 200_000))
-    goes_on, said = threading.Event(), list[str]()
+    may_continue, said = threading.Event(), list[str]()
     is_slow = threading.Event()
 
     def hang(stream: BinaryIO, by_line: bool) -> Iterator[bytes]:
         if is_slow.is_set():
-            goes_on.wait(2 * LIMIT_S)
+            may_continue.wait(2 * LIMIT_S)
         return rest_of_document(stream, by_line)
 
     monkeypatch.setattr(text_pieces, "rest_of_document", hang)
-    pool = EncoderPool(1, NUMBERS, Reading(), patience_s=PATIENCE_S, say=said.append)
+    pool = EncoderPool(1, NUMBERS, Reading(), patience_s=TIMEOUT_S, say=said.append)
     try:
         samples = samples_of(path, pool)
         samples.sample(0)
@@ -146,7 +148,7 @@ def test_a_file_that_hangs_while_it_is_decompressed_is_named(tmp_path: Path, mon
                 samples.sample(number)
         pool.close()  # does not wait for the thread
     finally:
-        goes_on.set()
+        may_continue.set()
         pool.close()
     (line,) = (line for line in said if "silent" in line)
     assert re.match(silent, line)
@@ -166,13 +168,13 @@ def stop_workers() -> None:
     _Worker.give = give_and_stop  # type: ignore[method-assign]
 
 
-def test_a_run_whose_processes_hang_ends_and_says_why(tmp_path: Path) -> None:
+def test_a_run_whose_processes_hang_ends_with_the_reason(tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_text('{"text": "1 2 3 4 5 6 7 8 9"}\n' * 40_000)
     run = begin(tmp_path / "run", text, train_iters=100_000, distributed_timeout_minutes=0.1)
     with Job(run, 1, faults={0: stop_workers}) as job:
-        assert job.ends([0], LIMIT_S) == [1]
-    assert left_after(run, 5) == []
+        assert job.ends([0]) == [1]
+    assert left_after(run) == []
     log = (run / "attempts/1/rank-00000.log").read_text()
     assert log.count("was stopped by a signal and has been silent for") == 2 and "Traceback" not in log
     record = json.loads((run / "attempts/1/errors/rank-00000.json").read_text())
@@ -209,7 +211,7 @@ def slow() -> Iterator[Stranger]:
     stranger.close()
 
 
-def test_one_that_is_slow_is_not_taken_for_one_that_hangs(slow: Stranger) -> None:
+def test_a_slow_process_is_not_mistaken_for_one_that_hangs(slow: Stranger) -> None:
     said: list[str] = []
     is_long = threading.Event()
 
@@ -217,7 +219,7 @@ def test_one_that_is_slow_is_not_taken_for_one_that_hangs(slow: Stranger) -> Non
         said.append(line)
         is_long.set()
 
-    watch = SilenceWatch(PATIENCE_S, say)
+    watch = Watchdog(TIMEOUT_S, say)
     try:
         watch.begin(slow)
         assert is_long.wait(LIMIT_S)
@@ -230,10 +232,10 @@ def test_one_that_is_slow_is_not_taken_for_one_that_hangs(slow: Stranger) -> Non
     assert len(slow.reasons) == 1 and "was stopped by a signal and has been silent" in slow.reasons[0]
 
 
-def test_nothing_is_said_of_one_that_nobody_waits_for(slow: Stranger) -> None:
+def test_a_process_that_nobody_waits_for_is_not_reported(slow: Stranger) -> None:
     os.kill(slow.pid, signal.SIGSTOP)
     said: list[str] = []
-    watch = SilenceWatch(0.05, said.append)
+    watch = Watchdog(0.05, said.append)
     for _ in range(200):
         watch.begin(slow)
         watch.begin(None)
@@ -259,7 +261,7 @@ if __name__ == "__main__":
 """
 
 
-def test_one_that_hangs_does_not_outlive_the_trainer(text: Path, tmp_path: Path) -> None:
+def test_a_process_that_hangs_does_not_outlive_the_trainer(text: Path, tmp_path: Path) -> None:
     (tmp_path / "orphan.py").write_text(ORPHAN)
     done = subprocess.run(
         [sys.executable, str(tmp_path / "orphan.py"), str(text)],

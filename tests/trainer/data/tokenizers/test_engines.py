@@ -1,4 +1,4 @@
-"""Engines: fast engines agree with the references, are rejected if they differ, and respect their memory limit."""
+"""Fast engines agree with the references or are rejected, and respect their memory limit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def awkward_texts() -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "fast", "reference"), PAIRS)
-def test_fast_engines_say_what_the_references_say(
+def test_fast_engines_agree_with_the_references(
     vocabularies: Vocabularies, kind: str, fast: str, reference: str
 ) -> None:
     chosen = vocabularies.settings(kind)
@@ -66,7 +66,7 @@ def test_tiktoken_and_tokenizers_agree_on_one_vocabulary(vocabularies: Vocabular
         assert len(found) == len(expected)
 
 
-def test_without_the_fast_engine_the_next_is_taken_and_said(
+def test_without_the_fast_engine_the_next_is_used_and_reported(
     vocabularies: Vocabularies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = {kind: vocabularies.open(kind) for kind in ("gpt2", "ranks", "bpe", "wordpiece")}
@@ -85,7 +85,7 @@ def test_without_the_fast_engine_the_next_is_taken_and_said(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_encodes_lets_go_of_its_vocabulary(vocabularies: Vocabularies, kind: str) -> None:
+def test_an_encoder_frees_the_vocabulary(vocabularies: Vocabularies, kind: str) -> None:
     tokenizer = vocabularies.open(kind)
     assert isinstance(tokenizer, VocabularyTokenizer)
     expected = tokenizer.encode_batch(TEXTS)
@@ -100,7 +100,7 @@ def test_what_encodes_lets_go_of_its_vocabulary(vocabularies: Vocabularies, kind
     assert np.array_equal(encoder.encode_batch(TEXTS).tokens, expected.tokens)
 
 
-def test_what_encodes_opens_the_reference_for_what_the_fast_engine_refuses(
+def test_an_encoder_opens_the_reference_for_texts_that_the_fast_engine_refuses(
     vocabularies: Vocabularies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> TokenBatch:
@@ -150,7 +150,7 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError("why"), PanicException("why")])
-def test_whatever_stops_gigatoken_is_a_refusal_and_a_panic_loads_it_anew(error: BaseException) -> None:
+def test_any_failure_of_gigatoken_is_a_refusal_and_a_panic_reloads_it(error: BaseException) -> None:
     loads: list[object] = []
 
     class Library:
@@ -172,7 +172,7 @@ def test_whatever_stops_gigatoken_is_a_refusal_and_a_panic_loads_it_anew(error: 
     assert len(loads) == 1 + is_panic
 
 
-def test_an_engine_that_fails_again_and_again_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_fails_repeatedly_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     candidates = [EngineCandidate("fast", Failing), EngineCandidate("reference", lambda: Fixed(7))]
     engine = choose_engine(candidates, "fast", "v").engine
     for number in range(30):
@@ -180,7 +180,7 @@ def test_an_engine_that_fails_again_and_again_is_told_of_once(capsys: pytest.Cap
         assert ("fast has failed 10 times, now with: it fails" in capsys.readouterr().err) == (number == 9)
 
 
-def test_only_an_engine_that_agrees_is_taken() -> None:
+def test_only_an_engine_that_agrees_is_used() -> None:
     def refuse() -> Fixed:
         raise EngineRefusal("it cannot")
 
@@ -199,7 +199,7 @@ def test_only_an_engine_that_agrees_is_taken() -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_an_engine_that_has_grown_is_loaded_anew(
+def test_an_engine_that_has_grown_is_loaded_again(
     vocabularies: Vocabularies, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     content = (vocabularies.folder / "tokenizer.json").read_text()

@@ -15,7 +15,7 @@ from trainer.data.tokenizers.factory import open_tokenizer
 @pytest.mark.parametrize(
     ("kind", "library", "each"), [("unigram", "sentencepiece", 45), ("wordpiece", "tokenizers", 190)]
 )
-def test_memory_of_a_long_text_is_told_and_has_an_end(
+def test_memory_of_a_long_text_is_reported_and_limited(
     vocabularies: Vocabularies,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -24,7 +24,7 @@ def test_memory_of_a_long_text_is_told_and_has_an_end(
     each: int,
 ) -> None:
     monkeypatch.setattr(long_texts, "WARNING_BYTES", 9000 * each)
-    monkeypatch.setattr(long_texts, "MOST_BYTES", 90_000 * each)
+    monkeypatch.setattr(long_texts, "MAX_BYTES", 90_000 * each)
     tokenizer = open_tokenizer(replace(vocabularies.settings(kind), engine=library))
     for letters, is_reported in ((3000, False), (3001, True), (6000, False), (6003, True), (30_000, True)):
         assert len(tokenizer.encode("語" * letters))

@@ -25,7 +25,7 @@ def refused(says: str, **chosen: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_named_and_names_that_lead_nowhere(tmp_path: Path) -> None:
+def test_missing_and_wrong_names(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.tokenizer_model: is unset; name a tokenizer.json"):
         load_tokenizer(DataConfig())
     with pytest.raises(DataError, match=r"NullTokenizer needs model.vocab_size"):
@@ -153,7 +153,7 @@ def test_truncated_sentencepiece_model(vocabularies: Vocabularies, tmp_path: Pat
     refused("t.model: is not a SentencePiece model: it ends at byte", tokenizer_model=tmp_path / "t.model")
 
 
-def test_settings_beside_that_are_damaged(vocabularies: Vocabularies, tmp_path: Path) -> None:
+def test_damaged_settings_beside_the_vocabulary(vocabularies: Vocabularies, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((vocabularies.folder / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text("{")
     refused("tokenizer_config.json: cannot be read as JSON", tokenizer_model=tmp_path)

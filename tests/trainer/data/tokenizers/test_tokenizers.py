@@ -30,19 +30,19 @@ SPACE_MARK = "\u2581"
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise AssertionError("a tokenizer asked the network")
+        raise AssertionError("a tokenizer used the network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+def test_every_text_is_restored(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
-def test_hard_texts_come_back(vocabularies: Vocabularies, kind: str) -> None:
+def test_hard_texts_are_restored(vocabularies: Vocabularies, kind: str) -> None:
     tokenizer = vocabularies.open(kind)
     # SentencePiece writes its space mark for a space, and decodes the mark as a space.
     texts = [text.replace(SPACE_MARK, "_") for text in [*hard_texts(), *TEXTS[:8]]]
@@ -95,7 +95,7 @@ def test_a_copy_for_another_process_is_the_same(vocabularies: Vocabularies, kind
     assert np.array_equal(copy.encode_batch(TEXTS[:20]).tokens, tokenizer.encode_batch(TEXTS[:20]).tokens)
 
 
-def test_halves_of_surrogate_pairs_become_what_utf8_can_say(vocabularies: Vocabularies) -> None:
+def test_halves_of_surrogate_pairs_become_valid_utf8(vocabularies: Vocabularies) -> None:
     for kind in ("gpt2", "bpe", "unigram", "ranks"):
         tokenizer = vocabularies.open(kind)
         assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
@@ -104,7 +104,7 @@ def test_halves_of_surrogate_pairs_become_what_utf8_can_say(vocabularies: Vocabu
     assert vocabularies.open("gpt2").decode(smile[:-1]) == "\ufffd"
 
 
-def test_special_tokens_of_a_list_are_named_in_the_order_that_is_given(vocabularies: Vocabularies) -> None:
+def test_special_tokens_of_a_list_are_named_in_the_given_order(vocabularies: Vocabularies) -> None:
     names = ("</s>", "<unk>", "<s>", "<mask>", "<pad>", "<cls>", "<sep>", "<more>")
     settings = replace(vocabularies.settings("list"), tokenizer_special_tokens=names)
     plain, named = vocabularies.open("list"), open_tokenizer(settings)
@@ -132,7 +132,7 @@ def test_special_tokens_by_kind(vocabularies: Vocabularies) -> None:
     assert (bert.eod, bert.bos) == (bert.sep, bert.cls)
 
 
-def test_ranks_with_a_pattern_of_ones_own(vocabularies: Vocabularies) -> None:
+def test_ranks_with_a_custom_pattern(vocabularies: Vocabularies) -> None:
     letters = open_tokenizer(replace(vocabularies.settings("ranks"), tiktoken_pattern=r"\p{L}|\P{L}"))
     assert letters.encode("the value") == [token for letter in "the value" for token in letters.encode(letter)]
     assert letters.decode(letters.encode("한국어 日本語")) == "한국어 日本語"
@@ -158,7 +158,7 @@ def test_tokens_added_after_the_vocabulary(vocabularies: Vocabularies, kind: str
     assert words.begins[list(tokenizer.specials.sentinels)].all()
 
 
-def test_a_template_is_added_where_it_is_asked_for(vocabularies: Vocabularies, tmp_path: Path) -> None:
+def test_a_template_is_added_on_request(vocabularies: Vocabularies, tmp_path: Path) -> None:
     content = json.loads((vocabularies.folder / "tokenizer.json").read_text())
     content["post_processor"] = {
         "type": "TemplateProcessing",
@@ -195,7 +195,7 @@ def test_the_fingerprint_is_of_the_content(vocabularies: Vocabularies, tmp_path:
     assert open_tokenizer(TokenizerSettings(tokenizer_model=str(path))).sha256 != plain.sha256
 
 
-def test_a_number_of_zero_is_not_nothing(tmp_path: Path) -> None:
+def test_a_zero_is_not_a_missing_value(tmp_path: Path) -> None:
     path, known = tmp_path / "t.json", []
     for values in ({}, {"unk_id": None}, {"unk_id": 0}, {"dropout": 0.0}):
         path.write_text(json.dumps({"model": {"type": "Unigram", "vocab": [["a", 0.0]], **values}}))
@@ -220,7 +220,7 @@ def test_words_begin_at_spaces_and_punctuation(vocabularies: Vocabularies, kind:
         assert [word.strip(" ") for word in found if word.strip(" ")] == whole
 
 
-def test_folders_tell_their_kind(vocabularies: Vocabularies, tmp_path: Path) -> None:
+def test_the_kind_of_a_folder_is_recognised(vocabularies: Vocabularies, tmp_path: Path) -> None:
     bert = tmp_path / "bert.txt"
     bert.write_bytes((vocabularies.folder / "vocab.txt").read_bytes())
     named = open_tokenizer(TokenizerSettings("BertWordPieceLowerCase", str(bert)))

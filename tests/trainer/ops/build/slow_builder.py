@@ -3,10 +3,11 @@
 import os
 import time
 
+from tests.waiting import HANG_S
 from trainer.ops.build.build_cache import BuildCache
 
 NAME = "key/compiler.so"
-PATIENCE_S = 60.0
+TIMEOUT_S = HANG_S
 
 
 def make_slowly(target, deadline):
@@ -23,4 +24,4 @@ def obtain(folder, answers):
     """Obtain the file from the cache in ``folder``; answer with path and reported lines."""
     said = []
     cache = BuildCache(folder / "shared/kernels", folder / "node/kernels")
-    answers.put((str(cache.obtain(NAME, make_slowly, said.append, limit_s=PATIENCE_S)), said))
+    answers.put((str(cache.obtain(NAME, make_slowly, said.append, limit_s=TIMEOUT_S)), said))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.ops.build.slow_builder import PATIENCE_S
+from tests.trainer.ops.build.slow_builder import TIMEOUT_S
+from tests.waiting import wait_for
 from trainer.config.errors import ConfigError
 from trainer.ops.build import compile_jobs
 from trainer.ops.build.build import Compiler, compile_library, find_compiler, library_name, sources_key
@@ -57,7 +58,7 @@ def test_a_compiler_in_the_environment_that_is_no_command_is_explained():
 
 
 @pytest.mark.parametrize("load", [load_built, partial(load_on_demand, report=LineReport())], ids=["found", "built"])
-def test_a_torch_that_the_library_does_not_serve_is_named_before_anything_is_compiled(load, monkeypatch, tmp_path):
+def test_an_unsupported_torch_is_named_before_anything_is_compiled(load, monkeypatch, tmp_path):
     said = "the library is not built|no C"
     for version, message in (
         ("2.9.1+cu128", r"needs torch 2\.10 or newer, and this is torch 2\.9\.1\+cu128; install a newer torch"),
@@ -71,7 +72,7 @@ def test_a_torch_that_the_library_does_not_serve_is_named_before_anything_is_com
             load(BuildSettings(tmp_path, compilers=(("no-such-compiler",),)))
 
 
-def test_options_make_another_compiler_and_strange_words_do_not_matter(compiler):
+def test_options_make_another_compiler_and_any_output_encoding_is_read(compiler):
     found = compiler("exit 0")
     path = found.command[0]
     other = find_compiler([(path, "-march=native")])
@@ -81,10 +82,10 @@ def test_options_make_another_compiler_and_strange_words_do_not_matter(compiler)
     assert find_compiler([(path,)]).version == "g++ \ufffd"
 
 
-def test_what_the_compiler_says_is_kept(compiler, tmp_path):
+def test_compiler_output_is_kept(compiler, tmp_path):
     failing = compiler('echo "one.cpp:3:1: error: expected a semicolon" >&2; echo "and more" >&2; exit 1')
     with pytest.raises(BuildError) as caught:
-        compile_library(tmp_path / "library.so", failing, time.monotonic() + PATIENCE_S, lambda *_: None)
+        compile_library(tmp_path / "library.so", failing, time.monotonic() + TIMEOUT_S, lambda *_: None)
     assert caught.value.reason.endswith("failed (1): one.cpp:3:1: error: expected a semicolon")
     assert "and more" in caught.value.log and "c++ of a test" in caught.value.log
     assert not (tmp_path / "library.so").exists()
@@ -102,21 +103,25 @@ def sleeping(mark):
 
 def are_gone(mark):
     """True if the processes end. Waits, because a killed process may take a moment."""
-    end = time.monotonic() + 10.0
-    while sleeping(mark) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not sleeping(mark)
+    wait_for(lambda: not sleeping(mark), "the end of the compilers")
+    return True
 
 
-def test_a_compiler_that_does_not_end_is_ended_with_its_children(tmp_path):
+def test_a_compiler_that_hangs_is_killed_with_its_children(tmp_path):
     nap = a_nap(4)
     job = CompileJob(("bash", "-c", f"sleep {nap} & sleep {nap}"), tmp_path / "log")
-    with pytest.raises(BuildError, match="did not finish in time: 1 of 3"):
-        run_compilers([CompileJob(("true",), tmp_path / "other"), job, job], 2, time.monotonic() + 1.0, lambda *_: None)
+    other, limit_s, said = CompileJob(("touch", str(tmp_path / "done")), tmp_path / "other"), 0.5, ""
+    # On a busy machine even the first compiler may need longer.
+    while "1 of 3" not in said:
+        limit_s *= 2
+        with pytest.raises(BuildError, match="did not finish in time: [01] of 3") as caught:
+            run_compilers([other, job, job], 2, time.monotonic() + limit_s, lambda *_: None)
+        said = caught.value.reason
+        assert limit_s < 1000, said
     assert are_gone(nap)
 
 
-def test_a_compiler_that_says_nothing_of_itself_is_ended_with_its_children(tmp_path, monkeypatch):
+def test_a_compiler_that_does_not_report_its_version_is_killed_with_its_children(tmp_path, monkeypatch):
     nap = a_nap(6)
     silent = tmp_path / "silent-c++"
     silent.write_text(f"#!/bin/bash\nsleep {nap} & sleep {nap}\n")
@@ -147,11 +152,11 @@ def test_an_interrupted_build_kills_its_compilers_and_leaves_no_half_file(tmp_pa
         text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "compiling\n"
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not sleeping(nap) and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=PATIENCE_S)
+    process.wait(timeout=TIMEOUT_S)
     process.stdout.close()
     assert process.returncode != 0
     assert are_gone(nap)

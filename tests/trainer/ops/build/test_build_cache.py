@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.trainer.ops.build.slow_builder import NAME, PATIENCE_S, make_slowly, obtain
+from tests.trainer.ops.build.slow_builder import NAME, TIMEOUT_S, make_slowly, obtain
 from trainer.ops.build import build_lock
 from trainer.ops.build.build_cache import BuildCache, is_intact, read_sealed
 from trainer.ops.build.build_lock import hold_lock, mark_in_use
@@ -32,16 +32,16 @@ def test_of_many_processes_one_builds_and_the_others_wait_for_it(tmp_path):
     processes = [SPAWN.Process(target=obtain, args=(tmp_path, answers)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = [answers.get(timeout=PATIENCE_S) for _ in processes]
+    found = [answers.get(timeout=TIMEOUT_S) for _ in processes]
     for process in processes:
-        process.join(timeout=PATIENCE_S)
+        process.join(timeout=TIMEOUT_S)
     assert {path for path, _ in found} == {str(tmp_path / "shared/kernels" / NAME)}
     assert read_sealed(tmp_path / "shared/kernels" / NAME) == b"all of it"
     assert len((tmp_path / "builds").read_text().split()) == 1
     assert all(len(said) <= 1 for _, said in found)
 
 
-def test_who_waits_says_for_whom_and_not_for_ever(cache, tmp_path):
+def test_a_waiting_process_names_the_builder_and_has_a_limit(cache, tmp_path):
     (tmp_path / "shared/kernels/key").mkdir(parents=True)
     said = []
     lock = (cache.shared / NAME).with_suffix(".lock")
@@ -56,11 +56,11 @@ def test_who_waits_says_for_whom_and_not_for_ever(cache, tmp_path):
     assert not (cache.shared / NAME).exists()
 
 
-def test_a_killed_builder_lets_go_and_what_it_left_is_removed(cache, tmp_path):
+def test_a_killed_builder_frees_the_lock_and_its_leftovers_are_removed(cache, tmp_path):
     answers = SPAWN.Queue()
     process = SPAWN.Process(target=obtain, args=(tmp_path, answers))
     process.start()
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not list(tmp_path.glob("shared/kernels/key/.build-*/compiler.so")):
         assert time.monotonic() < end and process.is_alive()
         time.sleep(0.01)
@@ -68,7 +68,7 @@ def test_a_killed_builder_lets_go_and_what_it_left_is_removed(cache, tmp_path):
     process.join()
     (left,) = tmp_path.glob("shared/kernels/key/.build-*")
     assert cache.find(NAME) is None
-    assert cache.obtain(NAME, make_slowly, print, limit_s=PATIENCE_S) == cache.shared / NAME
+    assert cache.obtain(NAME, make_slowly, print, limit_s=TIMEOUT_S) == cache.shared / NAME
     assert not left.exists()
     assert sorted(path.name for path in (cache.shared / "key").iterdir()) == ["compiler.lock", "compiler.so"]
 
@@ -84,7 +84,7 @@ def test_a_build_that_fails_leaves_nothing(cache):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "renamed"])
-def test_a_damaged_file_is_built_anew(cache, damage):
+def test_a_damaged_file_is_built_again(cache, damage):
     path = cache.obtain(NAME, make_slowly_here, print)
     if damage == "renamed":
         path = path.rename(path.with_name("other.so"))
@@ -101,7 +101,7 @@ def make_slowly_here(target, _):
     target.write_bytes(b"built")
 
 
-def test_what_is_of_no_use_is_replaced_once(cache):
+def test_an_unusable_file_is_replaced_once(cache):
     first = cache.obtain(NAME, make_slowly_here, print)
     built = []
 
@@ -161,7 +161,7 @@ def test_a_compiler_that_fails_on_a_full_disk_is_run_again_in_the_folder_of_the_
 
 
 @pytest.mark.parametrize("place", ["", "key", NAME, "key/compiler.lock"])
-def test_something_else_in_the_place_of_a_folder_or_a_file_gives_way_to_the_folder_of_the_node(cache, place):
+def test_the_folder_of_the_node_replaces_a_cache_with_a_wrong_file_type(cache, place):
     taken = cache.shared / place
     taken.parent.mkdir(parents=True, exist_ok=True)
     if "." in place:
@@ -172,7 +172,7 @@ def test_something_else_in_the_place_of_a_folder_or_a_file_gives_way_to_the_fold
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_a_folder_that_cannot_be_written_gives_way_to_that_of_the_node(cache, monkeypatch, error):
+def test_the_folder_of_the_node_replaces_a_read_only_one(cache, monkeypatch, error):
     make_folder = Path.mkdir
 
     def refused(self, *arguments, **options):
@@ -194,7 +194,7 @@ def refuse_to_write(path, *_):
     raise OSError(errno.EROFS, "Read-only file system", path)
 
 
-def test_a_folder_that_no_code_may_run_from_gives_way_to_that_of_the_node(cache, monkeypatch):
+def test_the_folder_of_the_node_replaces_one_mounted_noexec(cache, monkeypatch):
     assert cache.obtain(NAME, make_slowly_here, print) == cache.shared / NAME
     status = os.statvfs(cache.shared)
     marked = SimpleNamespace(f_flag=status.f_flag | os.ST_NOEXEC)
@@ -215,7 +215,7 @@ def test_no_folder_at_all(tmp_path):
         cache.obtain(NAME, make_slowly_here, print)
 
 
-def test_nothing_is_taken_from_a_folder_that_others_may_write(cache):
+def test_nothing_is_used_from_a_folder_that_others_may_write(cache):
     elsewhere = BuildCache(cache.of_node, cache.shared)
     path = elsewhere.obtain(NAME, make_slowly_here, print)
     cache.of_node.parent.chmod(0o777)
@@ -268,7 +268,7 @@ def test_folders_are_ours_alone_whatever_the_umask(cache):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_gives_way_to_that_of_the_node_with_a_line(cache, monkeypatch):
+def test_the_folder_of_the_node_replaces_that_of_another_user_with_a_line(cache, monkeypatch):
     cache.shared.mkdir(parents=True)
     give_away(cache.shared, monkeypatch)
     said = []
@@ -295,7 +295,7 @@ def age(path, days):
     os.utime(path, (then, then))
 
 
-def test_old_builds_are_removed_but_not_the_last_few_nor_what_is_in_use(cache):
+def test_old_builds_are_removed_except_the_last_few_and_those_in_use(cache):
     names = [f"machine-{number}/compiler.so" for number in range(7)]
     paths = [cache.obtain(name, make_slowly_here, print) for name in names]
     other = cache.obtain("images-0/sm_90.cubin", make_slowly_here, print)
@@ -320,7 +320,7 @@ def test_old_builds_are_removed_but_not_the_last_few_nor_what_is_in_use(cache):
     assert read_sealed(cache.obtain(names[4], make_slowly_here, print)) == b"built"
 
 
-def test_what_is_being_built_is_not_removed_and_finding_is_using(cache):
+def test_running_builds_are_not_removed_and_finding_counts_as_use(cache):
     paths = [cache.obtain(f"machine-{number}/compiler.so", make_slowly_here, print) for number in range(5)]
     for path in paths:
         age(path, 100)

@@ -50,7 +50,7 @@ def nvrtc(major: int) -> Nvrtc:
     pytest.fail(f"there is no NVRTC {major} here: python -m pip install 'nvidia-cuda-nvrtc-cu12==12.9.*'")
 
 
-def test_errors_of_nvrtc_are_told_with_their_place(tmp_path: Path) -> None:
+def test_errors_of_nvrtc_name_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "kernels.cu").write_text("\n__device__ int x = nothing;")
     with pytest.raises(
         BuildError, match=r"refused the kernels: kernels\.cu\(2\): error: identifier \"nothing\""
@@ -63,7 +63,7 @@ def spilled(text: str) -> Sequence[str | None]:
     return [kernel.problem for kernel in resources_of(text)]
 
 
-def test_spills_are_found() -> None:
+def test_spills_are_detected() -> None:
     """The log is output of ptxas 13.0."""
     log = """ptxas info    : Compiling entry function 'sound_float32' for 'sm_90'
 ptxas info    : Function properties for sound_float32

@@ -134,7 +134,7 @@ def test_other_flags_make_another_image(
     assert device_image._folder("nvrtc" if backend == "native" else "native") == other
 
 
-def test_what_cannot_be_compiled_is_what_another_compiler_has_made(
+def test_a_failed_compilation_uses_the_image_of_another_compiler(
     settings: BuildSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_nvcc(monkeypatch, 4, b"image")
@@ -198,7 +198,7 @@ def test_nvcc_gets_a_host_compiler_of_several_words_as_one_program(before: tuple
     assert target.read_text().split(".")[0].strip().isdigit()
 
 
-def test_what_includes_is_one_text_with_places(settings: BuildSettings) -> None:
+def test_includes_become_one_text_with_line_numbers(settings: BuildSettings) -> None:
     assert settings.cache.name == "cache"
     text = device_source()
     assert "#include" not in text
@@ -210,7 +210,7 @@ def test_what_includes_is_one_text_with_places(settings: BuildSettings) -> None:
     assert raised.value.log
 
 
-def test_reasons_are_told(settings: BuildSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_are_reported(settings: BuildSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     class Old(Nvcc):
         def architectures(self) -> tuple[int, ...]:
             return (75, 80, 90)
@@ -226,7 +226,7 @@ def test_reasons_are_told(settings: BuildSettings, monkeypatch: pytest.MonkeyPat
         obtain_image(settings, "native", 80, Said(), newest=(13, 0), may_build=False)
 
 
-def test_files_that_are_no_nvrtc_are_passed_over(tmp_path: Path) -> None:
+def test_files_that_are_no_nvrtc_are_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
     folder.mkdir(parents=True)
     (folder / "libnvrtc.so.12").write_bytes(b"no library")
@@ -275,7 +275,7 @@ extern "C" int nvrtcVersion(int *major, int *minor) {
 
 @pytest.fixture(scope="module")
 def fake_nvrtc(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Path of a fake NVRTC of CUDA 13 that hangs or crashes in a compilation."""
+    """Path of a fake NVRTC 13 that hangs or crashes in a compilation."""
     root = tmp_path_factory.mktemp("nvrtc")
     folder = root / "nvidia" / "cu13" / "lib"
     folder.mkdir(parents=True)
@@ -288,7 +288,7 @@ def fake_nvrtc(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "libnvrtc.so.13")
 
 
-def test_nvrtc_finds_its_second_half_beside_it(fake_nvrtc: str) -> None:
+def test_nvrtc_finds_its_builtins_beside_it(fake_nvrtc: str) -> None:
     """The packages of CUDA 13 set no search path to the builtins library."""
     assert Nvrtc(fake_nvrtc).version == (13, 0)
 
@@ -300,7 +300,7 @@ def test_nvrtc_finds_its_second_half_beside_it(fake_nvrtc: str) -> None:
         ("crash", 60.0, r"^NVRTC 13\.0: .* was killed by signal 6"),
     ],
 )
-def test_nvrtc_that_hangs_or_crashes_does_so_alone(
+def test_nvrtc_that_hangs_or_crashes_ends_no_other_process(
     fake_nvrtc: str, source: str, limit_s: float, problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / "kernels.cu").write_text(source)

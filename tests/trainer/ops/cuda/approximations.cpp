@@ -1,4 +1,4 @@
-// csrc/common/cuda/approximations.h in loops over arrays, as g++ compiles it: all but the rounding of a GPU's own instructions.
+// csrc/common/cuda/approximations.h in loops over arrays, compiled by g++: exact but for the rounding of a GPU's instructions.
 #include "cuda_emulation/cuda_language.h"
 
 #include "../../../../csrc/common/cuda/approximations.h"

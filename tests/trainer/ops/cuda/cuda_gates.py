@@ -27,7 +27,7 @@ from trainer.ops.build.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc
 
 # Architectures of NVIDIA's GPUs for servers, workstations and boards since V100.
 SUPPORTED = (70, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
-# Volta, Turing, Hopper and workstation Blackwell. Ampere, Ada and the other Blackwells differ from their neighbours in
+# Volta, Turing, Hopper and workstation Blackwell. Ampere, Ada and the other Blackwells differ from these in
 # threads and shared memory per multiprocessor, and in tensor cores, which no kernel uses. They have the same registers
 # per thread and the instructions of these kernels. nvcc 13.0 gives no kernel more than 128 of 255 registers on any of
 # the thirteen architectures.

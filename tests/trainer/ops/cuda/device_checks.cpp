@@ -1,4 +1,4 @@
-// The ops' comparison of devices, over tensors of which torch tells whatever device is wanted.
+// The ops' comparison of devices, for tensors whose device the test sets.
 #include <cstdint>
 
 #include "../../../../csrc/common/torch/tensors.h"

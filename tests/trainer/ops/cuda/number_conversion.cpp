@@ -1,4 +1,4 @@
-// Every conversion of csrc/common/number.h, in loops over arrays: what the kernels make of them.
+// Every conversion of csrc/common/number.h, in loops over arrays, as the kernels compile them.
 #include <cstdint>
 
 #include "../../../../csrc/common/number.h"

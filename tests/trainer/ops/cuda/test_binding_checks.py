@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.ops.op_checks import drawn
+from tests.waiting import HANG_S
 from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_settings import BuildSettings
 
@@ -92,14 +93,14 @@ def test_copies_share_memory_that_is_only_read() -> None:
     assert torch.equal(copy, values)
 
 
-def test_gpus_are_told_apart(tmp_path: Path) -> None:
+def test_gpus_are_distinguished(tmp_path: Path) -> None:
     target, folder = tmp_path / "device_checks.so", Path(torch.__file__).parent
     of_torch = ["-isystem", str(folder / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     source = Path(__file__).with_name("device_checks.cpp")
     # Optimised, to remove uncalled functions, which would need symbols of torch's libraries.
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,lazy"]
     compiler = find_compiler(BuildSettings.from_variables(os.environ).compilers).command
-    subprocess.run([*compiler, *flags, *of_torch, str(source), "-o", str(target)], check=True, timeout=120)
+    subprocess.run([*compiler, *flags, *of_torch, str(source), "-o", str(target)], check=True, timeout=HANG_S)
     are_on_one_device = ctypes.CDLL(str(target)).are_on_one_device
     cpu, cuda = 0, 1
     assert are_on_one_device(cuda, 0, cuda, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.waiting import HANG_S
 from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_settings import BuildSettings
 
@@ -21,7 +22,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = Path(__file__).with_name("approximations.cpp")
     compiler = find_compiler(BuildSettings.from_variables(os.environ).compilers)
     flags = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wno-unused-function")
-    subprocess.run([*compiler.command, *flags, str(source), "-o", str(target)], check=True, timeout=120)
+    subprocess.run([*compiler.command, *flags, str(source), "-o", str(target)], check=True, timeout=HANG_S)
     return ctypes.CDLL(str(target))
 
 

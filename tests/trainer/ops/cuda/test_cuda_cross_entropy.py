@@ -118,7 +118,7 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_blocks(
 
 @pytest.mark.parametrize("width", [40, 5000])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite(emulated_cuda: EmulatedCuda, dtype: torch.dtype, width: int) -> None:
+def test_nonfinite_logits(emulated_cuda: EmulatedCuda, dtype: torch.dtype, width: int) -> None:
     logits = drawn((5, width), torch.float64).to(dtype)
     logits[0, ::2], logits[1], logits[2, 7], logits[3] = -torch.inf, -torch.inf, torch.nan, -torch.inf
     logits[3, width - 1] = 2.0

@@ -1,4 +1,4 @@
-"""Images, devices, contexts and errors of common/launch/driver.cpp, on the emulated GPU and without a GPU."""
+"""Images, devices, contexts and errors of csrc/common/launch/driver.cpp, emulated and without a GPU."""
 
 import ctypes
 import os
@@ -29,11 +29,11 @@ def sum_columns(cuda: EmulatedCuda) -> int:
     normed, scale = torch.empty(2, 4), torch.empty(2)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (ones, weight, normed, scale)]
     hidden, weights, out, factors = pointers
-    sizes = ctypes.c_int64(2), ctypes.c_int64(4), ctypes.c_double(1e-5), None
+    sizes = ctypes.c_int64(2), ctypes.c_int64(4), ctypes.c_double(1e-5), 0, None
     return int(cuda.library.llmctl_cuda_rms_norm(0, hidden, None, weights, None, out, factors, *sizes))
 
 
-def test_a_device_without_an_image_is_told(emulated_cuda: EmulatedCuda) -> None:
+def test_a_device_without_an_image_is_reported(emulated_cuda: EmulatedCuda) -> None:
     library = emulated_cuda.library
     assert library.llmctl_cuda_use(1, None) == 0
     try:
@@ -44,7 +44,7 @@ def test_a_device_without_an_image_is_told(emulated_cuda: EmulatedCuda) -> None:
     assert sum_columns(emulated_cuda) == 0
 
 
-def test_bad_images_and_devices_are_told(emulated_cuda: EmulatedCuda) -> None:
+def test_bad_images_and_devices_are_reported(emulated_cuda: EmulatedCuda) -> None:
     library = emulated_cuda.library
     assert library.llmctl_cuda_load(0, b"no image") == INVALID_IMAGE
     assert emulated_cuda.error(INVALID_IMAGE) == "CUDA_ERROR_INVALID_IMAGE (200): device kernel image is invalid"
@@ -76,7 +76,7 @@ def current_device(cuda: EmulatedCuda) -> int:
     return device.value
 
 
-def test_a_context_is_what_it_was_before(emulated_cuda: EmulatedCuda) -> None:
+def test_the_previous_context_is_restored(emulated_cuda: EmulatedCuda) -> None:
     library, before = emulated_cuda.library, ctypes.c_void_p()
     assert library.llmctl_cuda_use(1, ctypes.byref(before)) == 0
     assert current_device(emulated_cuda) == 1
@@ -91,8 +91,11 @@ def test_images_of_other_devices_leave_the_current_one(emulated_cuda: EmulatedCu
     assert current_device(emulated_cuda) == 0
 
 
-def test_a_launch_looks_nothing_up(emulated_cuda: EmulatedCuda) -> None:
-    """All kernels of the image are loaded with it: in a stream that is captured into a graph none could be."""
+def test_a_launch_looks_up_no_function(emulated_cuda: EmulatedCuda) -> None:
+    """All kernels are loaded with their image.
+
+    None could be loaded in a stream that is captured into a graph.
+    """
     suffixes = ["_float32", "_bfloat16", "_float16", "_float64"]
     of_types = {"kAll": suffixes, "kNoDouble": suffixes[:3], "kNoType": [""]}
     listed = {name + suffix for name, types in registered_kernels().items() for suffix in of_types[types]}
@@ -118,7 +121,7 @@ def test_many_threads_launch_at_once(emulated_cuda: EmulatedCuda) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA's driver")
-def test_a_machine_without_a_driver_is_told(kernel_library: Library) -> None:
+def test_a_missing_driver_is_reported(kernel_library: Library) -> None:
     with pytest.raises(BuildError, match=r"CUDA's driver \(libcuda.so.1\) cannot be loaded"):
         DeviceInterface(Path(kernel_library.path)).driver_version()
 

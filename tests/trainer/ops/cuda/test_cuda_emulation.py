@@ -96,7 +96,7 @@ def test_products_are_not_rounded_before_they_are_added(faulty_cuda: EmulatedCud
     assert out.item() == 2.0**-24
 
 
-def test_threads_without_a_device_are_told(faulty_cuda: EmulatedCuda) -> None:
+def test_threads_without_a_device_are_reported(faulty_cuda: EmulatedCuda) -> None:
     problems = []
 
     def other_thread() -> None:
@@ -114,7 +114,7 @@ def test_threads_without_a_device_are_told(faulty_cuda: EmulatedCuda) -> None:
 
 
 @pytest.mark.parametrize(("index", "is_inside"), [(31, True), (32, False)])
-def test_borders_of_shared_memory_are_found_with_the_address_sanitizer(index: int, is_inside: bool) -> None:
+def test_the_address_sanitizer_detects_accesses_beyond_shared_memory(index: int, is_inside: bool) -> None:
     settings = BuildSettings.from_variables(os.environ)
     compiler = find_compiler(settings.compilers).command
     asked = subprocess.run([*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)

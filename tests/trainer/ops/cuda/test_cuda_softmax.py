@@ -94,7 +94,7 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_blocks_or_on_the_place_o
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_seen_may_be_anything_and_what_is_not_finite_stays(
+def test_masked_scores_may_be_anything_and_nonfinite_scores_stay(
     emulated_cuda: EmulatedCuda, dtype: torch.dtype
 ) -> None:
     scores = torch.zeros(1, 1, 4, 36, dtype=dtype)

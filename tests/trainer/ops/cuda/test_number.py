@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.waiting import HANG_S
 from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_settings import BuildSettings
 
@@ -30,7 +31,7 @@ def conversions(request, tmp_path_factory):
     ]
     source = Path(__file__).with_name("number_conversion.cpp")
     compiler = find_compiler(BuildSettings.from_variables(os.environ).compilers)
-    subprocess.run([*compiler.command, *flags, str(source), "-o", str(target)], check=True, timeout=120)
+    subprocess.run([*compiler.command, *flags, str(source), "-o", str(target)], check=True, timeout=HANG_S)
     if request.param == "v4" and "avx512vl" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         pytest.skip("this processor lacks x86-64-v4")
     return ctypes.CDLL(str(target))

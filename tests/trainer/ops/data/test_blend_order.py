@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data.samples import blend, blend_stretches
+from trainer.data.samples import blend, blend_segments
 from trainer.data.samples.batches import BatchShape, TrainData
 from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
-from trainer.data.samples.blend_stretches import IN_NUMPY, follow
+from trainer.data.samples.blend_segments import IN_NUMPY, follow
 from trainer.data.samples.compiled_blend import blend_stepper
 from trainer.ops.dispatch.library import loaded_path
 
@@ -48,7 +48,7 @@ def test_the_order_is_that_without_a_compiler(compiled, count):
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 16, 64])
-def test_of_equal_shares_the_first_is_drawn_and_short_parts_are_no_other(compiled, length):
+def test_the_first_of_equal_shares_is_drawn_in_parts_of_any_length(compiled, length):
     weights = np.full(3, 1 / 3)
     found = follow(compiled, weights, np.zeros(3, np.int64), 0, length)
     assert found.datasets.T.ravel().tolist() == [number % 3 for number in range(length)]
@@ -63,10 +63,10 @@ def test_more_datasets_than_16_bits_count(compiled):
     assert all(np.array_equal(own, other) for own, other in zip(in_order(found), in_order(requested), strict=True))
 
 
-def test_wrong_guesses_are_done_again(compiled, monkeypatch):
+def test_parts_with_wrong_guesses_are_computed_again(compiled, monkeypatch):
     weights = weights_of(10)
     requested = follow(IN_NUMPY, weights, np.zeros(10, np.int64), 0, 1 << 12)
-    monkeypatch.setattr(blend_stretches, "_guess", lambda _, numbers, __: np.zeros((len(numbers), 10), np.int64))
+    monkeypatch.setattr(blend_segments, "_guess", lambda _, numbers, __: np.zeros((len(numbers), 10), np.int64))
     found = follow(compiled, weights, np.zeros(10, np.int64), 0, 1 << 12)
     assert all(np.array_equal(own, other) for own, other in zip(in_order(found), in_order(requested), strict=True))
 
@@ -76,7 +76,7 @@ class _Numbers:
         return number
 
 
-def test_who_takes_the_library_goes_on_in_the_same_order_and_keeps_the_same(tmp_path, kernel_library, monkeypatch):
+def test_the_library_continues_the_same_order_and_keeps_the_same_counts(tmp_path, kernel_library, monkeypatch):
     monkeypatch.setattr(blend, "BLOCK", 64)
     monkeypatch.setattr(blend, "STRIDE", 512)
     shares = normalized([1, 2, 4.5])
@@ -94,7 +94,7 @@ def test_who_takes_the_library_goes_on_in_the_same_order_and_keeps_the_same(tmp_
     assert one.name == other.name and one.read_bytes() == other.read_bytes()
 
 
-def test_without_a_library_numpy_does_it(tmp_path):
+def test_without_a_library_numpy_is_used(tmp_path):
     (tmp_path / "damaged.so").write_bytes(b"\x7fELF")
     for path in (None, tmp_path / "none.so", tmp_path / "damaged.so", Path(np.__file__)):
         assert blend_stepper(path) is IN_NUMPY

@@ -56,12 +56,12 @@ def test_rows_of_more_sentences_than_32_bits_count(compiled):
         assert np.array_equal(found, build_mapping(documents, lengths, rules))
 
 
-def test_of_documents_without_use_no_epoch_is_made(compiled):
+def test_unusable_documents_give_no_epoch(compiled):
     documents, lengths = np.array([0, 1, 3]), np.array([9, 513, 2], np.int32)
     assert compiled(documents, lengths, MappingRules(20, 0.1, 3, 2), 100).shape == (0, 3)
 
 
-def test_samples_come_of_it(tmp_path, kernel_library):
+def test_samples_are_the_same_with_the_library(tmp_path, kernel_library):
     with IndexedDataset(write_sentences(tmp_path / "d", made_documents(20, 4), len(VOCABULARY))) as tokens:
         plain, compiled = (
             BertDataset(tokens, range(20), 64, 5, RecordedPieces(), library=path)
@@ -71,7 +71,7 @@ def test_samples_come_of_it(tmp_path, kernel_library):
         assert np.array_equal(plain.sample(7).tokens, compiled.sample(7).tokens)
 
 
-def test_what_is_shown_of_many_documents_comes_of_the_library_that_is_there(tmp_path, kernel_library):
+def test_many_documents_are_shown_with_the_existing_library(tmp_path, kernel_library):
     assert library_for(MANY_DOCUMENTS - 1, os.environ) is None
     assert library_for(MANY_DOCUMENTS, os.environ) == kernel_library.path
     for variables in ({"LLMCTL_CACHE_DIR": str(tmp_path)}, {"CXX": "'"}):
@@ -79,7 +79,7 @@ def test_what_is_shown_of_many_documents_comes_of_the_library_that_is_there(tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_library_numpy_does_it(tmp_path):
+def test_without_a_library_numpy_is_used(tmp_path):
     (tmp_path / "damaged.so").write_bytes(b"\x7fELF")
     for path in (None, tmp_path / "none.so", tmp_path / "damaged.so", Path(np.__file__)):
         assert mapping_builder(path) is build_mapping

@@ -60,7 +60,7 @@ def obtain(rank: int, world_size: int, builders: int, planned: tuple[str, str], 
     return found.reason if isinstance(found, BuildError) else found.name, made
 
 
-def test_all_use_what_rank_0_does(ranks: Ranks) -> None:
+def test_all_ranks_use_the_build_of_rank_0(ranks: Ranks) -> None:
     # One node: rank 1 takes the build of rank 0, although the build of its own compiler exists too.
     assert ranks.run(obtain, 1, ("g++ 12", "g++ 13"), ("g++ 12", "g++ 13")) == [("g++ 12", ["g++ 12"]), ("g++ 12", [])]
     # Two nodes with the same compiler build at the same time.
@@ -119,14 +119,14 @@ def availability(rank: int, world_size: int, levels: tuple[str, str], error: str
     return found.described.get("native"), found.missing.get("native", "").split(";")[0]
 
 
-def test_all_run_on_the_instruction_set_that_all_have(ranks: Ranks) -> None:
+def test_all_ranks_use_an_instruction_set_that_all_have(ranks: Ranks) -> None:
     mixed = ("x86-64-v4", "x86-64-v3")
     assert ranks.run(availability, mixed, None) == [("x86-64-v3", "")] * 2
     assert ranks.run(availability, mixed[::-1], None) == [("x86-64-v3", "")] * 2
 
 
 @pytest.mark.parametrize("error", ["ValueError", "AttributeError"])
-def test_a_strange_error_of_one_rank_leaves_the_others_their_turn(ranks: Ranks, error: str) -> None:
+def test_an_unexpected_error_of_one_rank_does_not_stop_the_others(ranks: Ranks, error: str) -> None:
     first, second = ranks.run(availability, ("x86-64-v4", "x86-64-v4"), error)
     assert first == ("x86-64-v4", "")
     assert second[0] is None and second[1].startswith(f"{error}: ")

@@ -24,7 +24,7 @@ def inductor(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("inductor")
-def test_torch_compiles_the_reference_where_it_is_asked_for():
+def test_torch_compiles_the_reference_on_request():
     found = chosen({"rms_norm": COMPILE})
     assert found.lines() == ["kernels: compile for rms_norm"]
     function = found.kernels[RMS_NORM]
@@ -37,7 +37,7 @@ def test_torch_compiles_the_reference_where_it_is_asked_for():
 
 
 @pytest.mark.usefixtures("inductor")
-def test_without_a_compiler_of_its_own_torch_compiles_nothing(monkeypatch):
+def test_without_its_compiler_torch_compiles_nothing(monkeypatch):
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/no/compiler"))
     with pytest.raises(ConfigError, match=r"rms_norm cannot run on compile: .*No working C\+\+ compiler.*to auto"):
         chosen({"rms_norm": COMPILE})
@@ -54,7 +54,7 @@ def test_one_example_of_each_operation_is_compiled():
     assert self_test(operation, "compile", torch.device("cpu"), torch.float32) is None
 
 
-def test_on_gpus_what_torch_compiles_comes_after_our_own(monkeypatch):
+def test_on_gpus_compile_comes_after_native(monkeypatch):
     """On a failure a line reports the reason, and the reference runs."""
     cuda, tried = torch.device("cuda", 0), []
 

@@ -1,4 +1,4 @@
-"""All ranks use the same flash-attn or none, and a broken package breaks no rank."""
+"""All ranks use the same flash-attn or none, and broken packages end no rank."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def rank_of(tried, unsuited=SUITS, unloaded=()):
     return unsuited, tried, dict(unloaded)
 
 
-def test_what_works_on_every_node_all_ranks_use(ranks) -> None:
+def test_all_ranks_use_a_version_that_works_on_every_node(ranks) -> None:
     assert ranks.run(settled, "auto", rank_of({3: None}), rank_of(None)) == [(3, [])] * 2
     found = ranks.run(settled, "auto", rank_of({3: "crashes", 2: None}), rank_of(None))
     assert found == [(2, [NEWEST])] * 2
 
 
-def test_what_fails_on_one_node_is_out_on_all(ranks) -> None:
+def test_a_version_that_fails_on_one_node_is_used_on_none(ranks) -> None:
     first, second = rank_of({3: None}), rank_of({3: "crashes", 2: None})
     # The first node stopped at a working version. The older version is untried there, and is not tried now.
     why = "flash-attn 3 crashes (on rank 1), and flash-attn 2 was not tried on every node"
@@ -79,23 +79,23 @@ def test_what_fails_on_one_node_is_out_on_all(ranks) -> None:
     )
 
 
-def test_what_does_not_load_on_one_rank_is_out_on_all(ranks) -> None:
+def test_a_version_that_does_not_load_on_one_rank_is_used_on_none(ranks) -> None:
     late = rank_of(None, unloaded={3: "has lost its file"})
     (one, _), (other, lines) = ranks.run(settled, "auto", rank_of({3: None}), late)
     assert one == other == "flash-attn 3 has lost its file (on rank 1), and flash-attn 2 was not tried on every node"
     assert lines[0] == "attention: not flash-attn 3, which has lost its file (on rank 1)"
 
 
-def test_what_does_not_suit_one_rank_is_out_on_all_without_a_line(ranks) -> None:
+def test_a_version_unsuited_to_one_rank_is_used_on_none_without_a_line(ranks) -> None:
     other = rank_of(None, unsuited={3: "is for others", 2: "is for others"})
     assert ranks.run(settled, "auto", rank_of({3: None}), other) == [("is for others (on rank 1)", [])] * 2
 
 
-def test_nothing_is_settled_where_nothing_was_asked_for(ranks) -> None:
+def test_without_a_request_no_version_is_agreed_on(ranks) -> None:
     assert ranks.run(settled, "fused", rank_of({}), rank_of(None)) == [(None, [])] * 2
 
 
-def test_layers_take_what_was_settled() -> None:
+def test_layers_use_the_agreed_version() -> None:
     found = FlashAttnPackage(2, None)
     alone = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
     layers = [
@@ -136,7 +136,7 @@ def installed(tmp_path, monkeypatch):
     return make
 
 
-def test_what_crashes_or_hangs_in_a_trial_harms_nobody(installed) -> None:
+def test_a_version_that_crashes_or_hangs_in_a_trial_ends_no_rank(installed) -> None:
     installed((9, 0), "import os\nos.abort()\n", "import time\ntime.sleep(600)\n")
     # The other ranks wait for 18 s, and both trials together may take 40% of this time.
     tried = try_flash_attn(configured("flash", minutes=0.3), torch.bfloat16, CUDA)
@@ -145,7 +145,7 @@ def test_what_crashes_or_hangs_in_a_trial_harms_nobody(installed) -> None:
     assert re.search("took longer than [1-7] s", str(tried[2]))
 
 
-def test_what_would_not_be_used_is_not_tried(installed, tmp_path) -> None:
+def test_versions_that_would_not_be_used_are_not_tried(installed, tmp_path) -> None:
     note = tmp_path / "tried"
     program = f"import os\nopen({str(note)!r}, 'a').write('x')\nos.abort()\n"
     installed((9, 0), program, program)
@@ -157,7 +157,7 @@ def test_what_would_not_be_used_is_not_tried(installed, tmp_path) -> None:
     assert note.read_text() == "x"
 
 
-def test_the_first_that_works_ends_the_trials(installed, monkeypatch) -> None:
+def test_the_first_version_that_works_ends_the_trials(installed, monkeypatch) -> None:
     installed((9, 0), "", "")
     monkeypatch.setattr(flash_attn_agreement, "try_in_process", lambda *_: None)
     assert try_flash_attn(configured("flash"), torch.bfloat16, CUDA) == {3: None}

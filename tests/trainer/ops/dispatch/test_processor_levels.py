@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
 from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.build.sources import source_folder
@@ -38,7 +39,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = source_folder() / "common" / "cpu" / "level.cpp"
     compiler = find_compiler(BuildSettings.from_variables(os.environ).compilers).command
     command = [*compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{folder}"]
-    subprocess.run([*command, str(source), "-o", str(target)], check=True, timeout=60)
+    subprocess.run([*command, str(source), "-o", str(target)], check=True, timeout=HANG_S)
     return ctypes.CDLL(str(target))
 
 

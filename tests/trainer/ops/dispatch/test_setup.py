@@ -48,7 +48,7 @@ def test_the_image_of_nvcc_comes_first_and_is_the_only_one(images, tmp_path):
     assert "the native image is in use" in availability.missing["nvrtc"] and "native" not in availability.missing
 
 
-def test_nvrtc_takes_its_place(images, tmp_path):
+def test_nvrtc_replaces_nvcc(images, tmp_path):
     asked = images("native")
     availability = offered(tmp_path, "auto")
     assert asked == ["native", "nvrtc"]
@@ -56,14 +56,14 @@ def test_nvrtc_takes_its_place(images, tmp_path):
     assert availability.missing == {"native": "no native here"}
 
 
-def test_nvrtc_by_name_is_not_put_after_nvcc(images, tmp_path):
+def test_nvrtc_by_name_comes_before_nvcc(images, tmp_path):
     asked = images()
     availability = offered(tmp_path, "auto", "nvrtc")
     assert asked == ["nvrtc"]
     assert "the nvrtc image is in use" in availability.missing["native"]
 
 
-def test_neither(images, tmp_path):
+def test_without_any_image(images, tmp_path):
     images("native", "nvrtc")
     availability = offered(tmp_path, "native")
     assert availability.missing == {"native": "no native here", "nvrtc": "no nvrtc here"}
@@ -82,7 +82,7 @@ def test_no_image_without_the_library(images, monkeypatch, tmp_path):
     assert availability.missing == {"native": "no library", "nvrtc": "no library"}
 
 
-def test_a_compiler_that_said_more_than_a_line_can_be_asked_again(images, monkeypatch, tmp_path):
+def test_a_long_compiler_error_names_the_command_that_prints_it(images, monkeypatch, tmp_path):
     images()
 
     def fail(*_):
@@ -96,7 +96,7 @@ def test_a_compiler_that_said_more_than_a_line_can_be_asked_again(images, monkey
     )
 
 
-def test_what_no_error_of_a_build_is_is_told_too(images, monkeypatch, tmp_path):
+def test_unexpected_errors_are_reported_too(images, monkeypatch, tmp_path):
     images()
 
     def fail(*_):
@@ -106,7 +106,7 @@ def test_what_no_error_of_a_build_is_is_told_too(images, monkeypatch, tmp_path):
     assert offered(tmp_path, "auto").missing["native"].startswith("OSError: [Errno 116] Stale file handle; ")
 
 
-def test_nothing_is_looked_for_where_nothing_is_wanted(images, tmp_path):
+def test_nothing_is_searched_without_a_request(images, tmp_path):
     asked = images()
     availability = offered(tmp_path, "torch", "reference", "compile")
     assert asked == [] and availability.described == {} and availability.missing == {}

@@ -33,7 +33,7 @@ def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
     }
 
 
-def test_what_is_fast_enough_stays_first():
+def test_a_native_kernel_that_is_fast_enough_stays_first():
     ranking = rank(
         [row("native", 1.0, 0.80), row("torch", 1.11), row("reference", 4.0), row("plain", 0.1), row("small", 0.1)]
     )
@@ -49,7 +49,7 @@ def test_what_is_fast_enough_stays_first():
         (row("nvrtc", 1.0, 0.95), NO_FASTER),
     ],
 )
-def test_what_is_not_comes_last(native, reason):
+def test_a_native_kernel_that_is_too_slow_comes_last(native, reason):
     ranking = rank(
         [native, row("compile", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("reference", 4.0)]
     )
@@ -82,12 +82,12 @@ def test_without_another_to_compare_with_there_is_no_ranking(rows):
     assert rank(rows) is None
 
 
-def test_own_code_that_was_not_measured_stays_where_it_is():
+def test_unmeasured_native_kernels_keep_their_place():
     ranking = rank([row("compile", 2.0), row("torch", 1.0), row("reference", 4.0)])
     assert ranking.order == ("native", "nvrtc", "torch", "compile", "reference")
 
 
-def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
+def test_measurements_are_saved_per_gpu_name_and_torch(tmp_path):
     measured = TuningResults.of(tmp_path, "NVIDIA H200", "2.13.0+cu130")
     assert measured.path.parent == tmp_path / "kernels" / "measured"
     assert measured.path != TuningResults.of(tmp_path, "NVIDIA H100 80GB HBM3", "2.13.0+cu130").path
@@ -111,7 +111,7 @@ def test_measurements_are_kept_for_gpus_of_one_name_and_one_torch(tmp_path):
     assert [path.name for path in measured.path.parent.iterdir()] == [measured.path.name]
 
 
-def test_measurements_of_other_sources_and_broken_files_count_for_nothing():
+def test_measurements_of_other_sources_and_broken_files_are_ignored():
     document = {"sources": gpu_sources_key(), "measurements": [row("native", 1.0)]}
     assert len(measurements_in(json.dumps(document))) == 1
     for broken in (
@@ -151,7 +151,7 @@ SLOW_OWN = [row("native", 1.0, 0.7), row("compile", 3.0), row("torch", 2.0), row
 
 
 @pytest.mark.usefixtures("operation")
-def test_without_measurements_own_code_comes_first():
+def test_without_measurements_native_comes_first():
     assert chosen([]).backends == {"rms_norm": "native"}
     assert chosen([], missing=["native"]).backends == {"rms_norm": "torch"}
     # Another dtype has no measurements.
@@ -159,7 +159,7 @@ def test_without_measurements_own_code_comes_first():
 
 
 @pytest.mark.usefixtures("operation")
-def test_auto_takes_what_was_measured_to_be_better_and_says_why():
+def test_auto_uses_the_backend_that_measured_better_and_reports_it():
     found = chosen(SLOW_OWN)
     assert found.backends == {"rms_norm": "torch"}
     assert found.lines() == [
@@ -172,13 +172,13 @@ def test_auto_takes_what_was_measured_to_be_better_and_says_why():
 
 
 @pytest.mark.usefixtures("operation")
-def test_who_asks_by_name_gets_it_whatever_was_measured():
+def test_a_backend_by_name_is_used_despite_measurements():
     named = RequestedBackend("native", "training.kernel_backends.rms_norm", True)
     assert chosen(SLOW_OWN, requested=named).lines() == ["kernels: native for rms_norm"]
 
 
 @pytest.mark.usefixtures("operation")
-def test_eager_may_be_the_best():
+def test_reference_may_be_the_best():
     found = chosen([row("native", 1.0, 0.7), row("reference", 0.5)])
     assert found.backends == {"rms_norm": "reference"}
     assert dict(found.passed_over["rms_norm"])["native"] == SLOW_COPY
@@ -193,7 +193,7 @@ def here(monkeypatch, tmp_path, rows):
     return settings
 
 
-def test_what_is_kept_is_offered_on_gpus(monkeypatch, tmp_path):
+def test_saved_measurements_are_used_on_gpus(monkeypatch, tmp_path):
     settings = here(monkeypatch, tmp_path, SLOW_OWN)
     availability = KernelSetup(settings, CUDA).availability({"rms_norm": AUTO})
     assert availability.rankings[("rms_norm", "float32")].order[0] == "torch"
@@ -209,7 +209,7 @@ def said_by_the_first(rank, world_size):
     return BuildConsensus(CPU, builds=rank == 0).of_first(f"rank {rank}")
 
 
-def test_all_ranks_go_by_what_the_first_has():
+def test_all_ranks_use_the_measurements_of_rank_0():
     with Ranks(2) as ranks:
         assert ranks.run(said_by_the_first) == ["rank 0"] * 2
     assert BuildConsensus(CPU, builds=None).of_first("alone") == "alone"
@@ -220,7 +220,7 @@ def measurement(backend, seconds, of_copy):
     return Measurement(**figures, is_chosen=backend == "native", of_reference=1.0, of_plain=1.0)
 
 
-def test_the_bench_chooses_by_what_it_has_just_measured(operation, monkeypatch):
+def test_the_bench_chooses_by_its_own_measurements(operation, monkeypatch):
     monkeypatch.setattr(selection, "self_test", lambda *_: None)
     rows = [measurement("native", 1.0, 0.7), measurement("torch", 2.0, 0.3), measurement("reference", 4.0, 0.2)]
     found = _ranked(operation, rows, Availability({}, {}), CUDA, torch.float32)
@@ -228,7 +228,7 @@ def test_the_bench_chooses_by_what_it_has_just_measured(operation, monkeypatch):
     assert _ranked(operation, rows, Availability({}, {}), CPU, torch.float32) == rows
 
 
-def test_the_bench_keeps_what_it_measures_on_a_gpu(monkeypatch, tmp_path, capsys):
+def test_the_bench_saves_measurements_of_a_gpu(monkeypatch, tmp_path, capsys):
     settings = here(monkeypatch, tmp_path, [])
     usual = Plan(compiles=True)
     bench_command._keep(SLOW_OWN, usual, settings)
@@ -259,7 +259,7 @@ def test_a_gpu_gets_sizes_that_take_it_longer_than_a_call():
     assert usual_sizes(bench, CUDA) == [(32768, 4096), (64, 256)]
 
 
-def test_the_doctor_says_by_what_auto_goes(monkeypatch, tmp_path):
+def test_the_doctor_names_the_measurements_that_auto_uses(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = here(monkeypatch, tmp_path, [])
     assert doctor._notes(settings) == doctor.NOTES

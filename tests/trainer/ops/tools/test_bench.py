@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.waiting import HANG_S
 from trainer.ops.bench_case import Draw
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.dispatch.registry import OPERATIONS
@@ -134,7 +135,7 @@ class Clock:
         return call
 
 
-def test_medians_are_of_single_calls_whatever_some_of_them_suffer(monkeypatch):
+def test_medians_are_of_single_calls_despite_slow_ones(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time, "thread_time", clock)
     watch = Stopwatch(torch.device("cpu"), Plan(by_cpu_time=True))
@@ -160,7 +161,7 @@ def test_what_ran_before_a_sample_does_not_count(monkeypatch):
 def bench(*words, **environment):
     command = [sys.executable, "-m", "trainer", "kernels", "bench", *words]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 FLAGS = ("--repeats", "3", "--copy-mib", "1", "--device", "cpu")
@@ -190,7 +191,7 @@ def test_the_document(kernel_library):
     assert layer["native"] is False and layer["reference"] is True
 
 
-def test_the_table_says_the_allocator_and_what_is_missing(tmp_path):
+def test_the_table_names_the_allocator_and_missing_backends(tmp_path):
     done = bench(
         "rms_norm=8x32", "--dtype", "float32", *FLAGS, "--as-is", LLMCTL_CACHE_DIR=str(tmp_path), MALLOC_TOP_PAD_="4096"
     )
@@ -214,7 +215,7 @@ def test_forward_alone():
     assert found["forward"] == pytest.approx(0.4 * found["forward and backward"])
 
 
-def test_what_torch_compiles_is_measured_too():
+def test_compile_is_measured_too():
     done = bench("rms_norm=8x32", "l2_norm=37", "--dtype", "float32", "--compile", "--json", *FLAGS)
     assert done.returncode == 0, done.stderr
     rows = [row for row in json.loads(done.stdout)["measurements"] if row["backend"] == "compile"]
@@ -222,7 +223,7 @@ def test_what_torch_compiles_is_measured_too():
     assert all(row["seconds"] > 0 for row in rows)
 
 
-def test_what_torch_compiles_is_measured_on_gpus_unless_it_is_not_wanted(monkeypatch):
+def test_compile_is_measured_on_gpus_unless_left_out(monkeypatch):
     plans = []
 
     def measured(_requested, device, _dtypes, plan, *_):
@@ -268,13 +269,13 @@ def test_without_a_gpu_none_is_measured(monkeypatch, capsys):
         ("rms_norm=", "tokens x hidden, such as 4096x4096"),
     ],
 )
-def test_wrong_words_are_explained(word, said, capsys):
+def test_wrong_arguments_are_explained(word, said, capsys):
     assert bench_command.main([word, "--as-is"], BuildSettings(ROOT / "nowhere"), {}) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", [f"{10**12}x{10**3}", f"{10**30}x1"])
-def test_what_does_not_fit_is_said_and_the_rest_is_measured(size, monkeypatch, capsys):
+def test_a_size_beyond_memory_is_reported_and_the_rest_is_measured(size, monkeypatch, capsys):
     monkeypatch.setattr("trainer.ops.tools.bench.copy_speed", lambda *_: 1e9)
     words = [f"rms_norm=3x40,{size}", "--dtype", "float32", "--device", "cpu", "--repeats", "1", "--as-is", "--json"]
     assert bench_command.main(words, BuildSettings(ROOT / "nowhere"), {}) == 0
@@ -286,7 +287,7 @@ def test_what_does_not_fit_is_said_and_the_rest_is_measured(size, monkeypatch, c
     assert all("\n" not in row["problem"] for row in rows)
 
 
-def test_a_copy_that_does_not_fit_is_said(capsys):
+def test_a_copy_beyond_memory_is_reported(capsys):
     words = ["rms_norm=3x40", "--device", "cpu", "--copy-mib", "1000000", "--as-is"]
     assert bench_command.main(words, BuildSettings(ROOT / "nowhere"), {}) == 3
     said = capsys.readouterr().err

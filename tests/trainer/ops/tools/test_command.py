@@ -15,6 +15,7 @@ import pytest
 
 from tests.forked_command import run_trainer
 from tests.resume_torture import free_port
+from tests.waiting import HANG_S
 from trainer.ops.build.build import find_compiler, library_name
 from trainer.ops.build.build_cache import BuildCache, is_intact
 from trainer.ops.build.build_settings import BuildError, BuildSettings
@@ -23,7 +24,7 @@ from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.tools import bench_command, build_command, doctor
 
 ROOT = Path(__file__).parents[4]
-TIMEOUT_S = 240
+TIMEOUT_S = HANG_S
 
 
 def start(*words, **environment):
@@ -48,7 +49,10 @@ def kernels(*words, **environment):
 
 @pytest.fixture
 def place(tmp_path, kernel_library):
-    """Variables for a fresh cache and a fake compiler, which copies CAST and logs links."""
+    """Variables for an empty cache and a fake compiler.
+
+    The compiler copies the file CAST as every library, and logs its links.
+    """
     script = tmp_path / "quick-c++"
     script.write_text(
         "#!/bin/bash\n"
@@ -71,7 +75,7 @@ def links(place):
     return len(path.read_text().split()) if path.exists() else 0
 
 
-def test_build_says_where_and_builds_once(place):
+def test_build_reports_the_file_and_builds_once(place):
     code, out, err = kernels("build", **place)
     assert (code, err) == (0, ""), out + err
     first, second, third = out.splitlines()
@@ -83,7 +87,7 @@ def test_build_says_where_and_builds_once(place):
     assert links(place) == 1
 
 
-def test_of_many_at_once_one_builds(place):
+def test_of_many_concurrent_builds_only_one_compiles(place):
     processes = [start("build", **place) for _ in range(3)]
     answers = [ends(process) for process in processes]
     assert [code for code, _, _ in answers] == [0, 0, 0], answers
@@ -111,7 +115,7 @@ def test_a_library_that_does_not_load_is_built_once_more(place):
     assert links(place) == 1
 
 
-def test_and_then_reported(place, tmp_path):
+def test_a_rebuilt_library_that_does_not_load_is_reported(place, tmp_path):
     (tmp_path / "garbage").write_bytes(b"no library either")
     place["CAST"] = str(tmp_path / "garbage")
     seal(library_of(place), b"no library")
@@ -187,17 +191,17 @@ def test_a_compiler_that_is_no_command_is_refused_with_a_sentence(words, tmp_pat
     )
 
 
-def test_what_the_compiler_says_is_shown(place, tmp_path):
+def test_compiler_output_is_shown(place, tmp_path):
     code, _, err = kernels("build", **{**place, "CXX": failing_compiler(tmp_path)})
     assert code == 3
     assert "a.cpp:1: error: no" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_who_ends_a_build_ends_its_compilers(place, tmp_path, number, code):
+def test_ending_a_build_ends_its_compilers(place, tmp_path, number, code):
     slow = tmp_path / "slow-c++"
     slow.write_text(
-        f'#!/bin/bash\n[[ $* == *--version* ]] && echo "slow 1.0" && exit\necho $$ >>{tmp_path}/started\nsleep 300\n'
+        f'#!/bin/bash\n[[ $* == *--version* ]] && echo "slow 1.0" && exit\necho $$ >>{tmp_path}/started\nsleep 30000\n'
     )
     slow.chmod(0o755)
     process = start("build", **{**place, "CXX": str(slow)})
@@ -234,14 +238,14 @@ def images(monkeypatch, tmp_path):
     return make
 
 
-def test_build_goes_on_to_nvrtc_as_training_does(images, tmp_path, capsys):
+def test_build_falls_back_to_nvrtc_as_training_does(images, tmp_path, capsys):
     assert images(("native", 90))("9.0") == 0
     said = capsys.readouterr()
     assert "kernels: native failed: error: no\n" in said.out and not said.err
     assert f"{tmp_path}/sm_90-nvrtc.cubin: for GPUs of compute capability 9.0\n" in said.out
 
 
-def test_build_goes_on_to_the_other_architectures_and_says_what_failed(images, tmp_path, capsys):
+def test_build_continues_with_other_architectures_and_reports_failures(images, tmp_path, capsys):
     assert images(("native", 70), ("nvrtc", 70))("7.0", "9.0") == 3
     said = capsys.readouterr()
     assert f"{tmp_path}/sm_90-native.cubin: for GPUs of compute capability 9.0\n" in said.out
@@ -265,7 +269,7 @@ def test_build_goes_on_to_the_other_architectures_and_says_what_failed(images, t
         ),
     ],
 )
-def test_doctor_says_why_no_better_instruction_set(level, of_processor, said, monkeypatch):
+def test_doctor_explains_a_lower_instruction_set(level, of_processor, said, monkeypatch):
     monkeypatch.setattr(Library, "processor_level", lambda _: of_processor)
     assert doctor._instruction_set(Library(Path("library.so"), level)) == said
 
@@ -325,7 +329,7 @@ def test_doctor_explains_every_operation(place):
     assert all(note in out for note in doctor.NOTES)
 
 
-def test_kernels_for_gpus_are_said_to_be_untimed_until_there_are_results():
+def test_gpu_kernels_are_reported_as_untimed_until_there_are_results():
     results = (ROOT / "benchmarks" / "results").glob("kernels-*.md")
     are_timed = any("\n## cuda: " in path.read_text() for path in results)
     for page in ("README.md", "docs/guide/kernels.md"):
@@ -335,7 +339,7 @@ def test_kernels_for_gpus_are_said_to_be_untimed_until_there_are_results():
 
 
 @pytest.mark.parametrize("words", [("doctor", "--json"), ("bench", "l2_norm=64", "--copy-mib", "1", "--device", "cpu")])
-def test_who_reads_may_leave(words, place):
+def test_a_closed_pipe_causes_no_traceback(words, place):
     """As in ``doctor | head -1``: no traceback, and the exit code of SIGPIPE."""
     process = start(*words, **place)
     process.stdout.close()
@@ -345,7 +349,7 @@ def test_who_reads_may_leave(words, place):
     assert all(line.startswith("cpu ") for line in err.splitlines()), err
 
 
-def test_a_bench_that_cannot_say_how_far_it_is_has_not_measured(place):
+def test_a_bench_with_closed_outputs_fails(place):
     """As in ``bench 2>&1 | head -1``."""
     process = start("bench", "l2_norm=64", "--copy-mib", "1", "--device", "cpu", **place)
     process.stdout.close()
@@ -353,7 +357,7 @@ def test_a_bench_that_cannot_say_how_far_it_is_has_not_measured(place):
     assert process.wait(TIMEOUT_S) == 128 + signal.SIGPIPE
 
 
-def test_unknown_words_are_refused():
+def test_unknown_arguments_are_refused():
     code, _, err = kernels("fly")
     assert code == 2 and "build" in err and "doctor" in err
     assert kernels()[0] == 2

@@ -26,6 +26,7 @@ from tests.trainer.ops import (
 )
 from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda
 from tests.trainer.ops.op_checks import mapped, run, tensors_of
+from tests.waiting import HANG_S
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.operation import Operation
 from trainer.ops.rms_norm import ADD_RMS_NORM, RMS_NORM
@@ -77,7 +78,7 @@ def test_the_emulated_gpu_passes_as_a_gpu_would(emulated_cuda: EmulatedCuda) -> 
         [sys.executable, "-m", "pytest", *_PLUGINS, "--kernels-on", "cpu", "--no-header", *files],
         capture_output=True,
         text=True,
-        timeout=280.0,
+        timeout=HANG_S,
         check=False,
         cwd=_HERE.parents[3],
     )

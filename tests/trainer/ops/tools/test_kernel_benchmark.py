@@ -13,6 +13,7 @@ from benchmarks.peers.workload import WORKLOADS
 from benchmarks.results_table import stored_results, tables
 from benchmarks.train_speed import OURS, OURS_REFERENCE, PLAIN_GLIBC, TRAINERS, Result, surroundings
 from tests.trainer.ops.tools.test_results_table import DOCUMENT
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[4]
 
@@ -27,7 +28,7 @@ def test_share_of_the_matmul_speed():
     assert f"| plain | {work.tokens_per_step / 2:,.0f} | 5.0% |" in training_report(training)
 
 
-def test_what_is_stored_makes_the_tables_of_the_readme(tmp_path):
+def test_saved_results_give_the_tables_of_the_page(tmp_path):
     result = Result(wall_s=[2.0, 1.0, 9.0], cpu_s=[1.0], peak_mib=[1474.0], losses=[1.0], grad_norms=[1.0])
     trainers = {"ours": result, "plain": Result(failure="it fell over")}
     training = Training("tiny", 1, 3, trainers, matmul_flops_per_s=1e11)
@@ -39,7 +40,7 @@ def test_what_is_stored_makes_the_tables_of_the_readme(tmp_path):
     assert (tmp_path / "kernels-cpu-2026-11-23.md").read_text() == "what people read\n"
 
 
-def test_what_is_measured_without_backward_too():
+def test_operations_measured_without_backward_too():
     sizes = ("5x3x8", "64x4x64") * 2
     rows = [{"device": "cpu", "operation": name, "size": size} for name in ("l2_norm", "rope") for size in sizes]
     larger = [{"device": "cuda", "operation": "rope", "size": "512x32x128"}]
@@ -52,12 +53,12 @@ def test_what_is_measured_without_backward_too():
     assert forward_words({"measurements": rows[:4]}, "cpu", told) == []
 
 
-def test_one_trainer_runs_with_glibc_as_it_comes():
+def test_one_trainer_runs_with_glibcs_defaults():
     assert "MALLOC_MMAP_MAX_" in surroundings(TRAINERS["plain"])[1]
     assert not [name for name in surroundings(TRAINERS[PLAIN_GLIBC])[1] if name.startswith("MALLOC_")]
 
 
-def test_the_whole(kernel_library):
+def test_the_whole_benchmark(kernel_library):
     del kernel_library  # Built once for all tests.
     flags = ["rms_norm=8x32", "rope=5x3x8", "--dtype", "float32", "--repeats", "3", "--copy-mib", "1"]
     flags += ["--device", "cpu"]
@@ -69,7 +70,7 @@ def test_the_whole(kernel_library):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

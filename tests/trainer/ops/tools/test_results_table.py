@@ -41,11 +41,11 @@ def place(tmp_path):
     return [f"--page={page}", f"--results={results}"], page
 
 
-def test_the_page_is_what_the_results_give():
+def test_the_page_matches_the_results():
     assert main(["--check"]) == 0, "python -m benchmarks.results_table writes it"
 
 
-def test_every_operation_is_in_it():
+def test_every_operation_is_in_the_page():
     """Results of a part of them would stand there alone."""
     table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     assert [name for name in ROWS if f"\n| {name} | " not in table] == []
@@ -57,7 +57,7 @@ def test_every_result_can_be_read_by_people_and_by_programs():
 
 
 @pytest.mark.parametrize(("old", "new"), [("\n| rope |", "\n| ropes |"), (f"{END}\n", "")])
-def test_what_was_changed_by_hand_is_found(tmp_path, capsys, old, new):
+def test_a_manual_change_is_detected(tmp_path, capsys, old, new):
     page = tmp_path / "benchmarks.md"
     text = PAGE.read_text()
     assert old in text
@@ -89,7 +89,7 @@ def test_results_of_gpus_are_shown_when_there_are_any():
     assert "No GPU" not in text
 
 
-def test_what_was_measured_without_backward_has_rows_of_its_own():
+def test_measurements_without_backward_have_separate_rows():
     lines = tables([{**DOCUMENT, "forward": [{**ROW, "of_plain": 6.3}, {**ROW, "is_chosen": False, "of_plain": 0.5}]}])
     assert "| rms_norm | 4096x4096 | native 4.2x, 61% | native 7.0x, 61% |" in lines
     assert "| rms_norm, forward | 4096x4096 | native 6.3x, 61% |  |" in lines

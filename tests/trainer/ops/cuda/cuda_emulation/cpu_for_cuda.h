@@ -1,5 +1,5 @@
-/* Included before each torch.cpp of csrc: what it registers for CUDA is registered for the CPU, and runs on the emulated
- * GPU; what it registers for the CPU is left out. */
+/* Included before each torch.cpp of csrc: ops for CUDA are registered for the CPU and run on the emulated GPU; ops for the
+ * CPU are left out. */
 #ifndef LLMCTL_EMULATION_CPU_FOR_CUDA_H
 #define LLMCTL_EMULATION_CPU_FOR_CUDA_H
 
@@ -11,8 +11,8 @@
 #define LLMCTL_EMULATION_IMPL_CPU(ns, m) \
   [[maybe_unused]] static void C10_CONCATENATE(left_out_, C10_UID)(torch::stable::detail::StableLibrary &m)
 
-/* In the place of csrc/common/torch/cuda_call.h: CPU tensors lie on no device of CUDA, and there is no stream. Branches for
- * the CPU are compiled away. */
+/* Replaces csrc/common/torch/cuda_call.h: CPU tensors are on no CUDA device, and there is no stream. Branches for the CPU
+ * are compiled away. */
 #define LLMCTL_CUDA_CALL_H
 #include "../../../../../csrc/common/torch/tensors.h"
 #include "../../../../../csrc/common/launch/abi.h"

@@ -1,6 +1,6 @@
-/* What the kernels of csrc use of CUDA's language, for g++: a fake of a GPU, which runs the kernels' own source on the CPU. Included
- * before each kernel's source. The threads of a block are fibers of one thread of this process, and change over at barriers
- * and shuffles alone. See block.h for what is checked. */
+/* The parts of CUDA's language that csrc's kernels use, for g++: an emulated GPU runs the kernels' own source on the CPU.
+ * Included before each kernel's source. The threads of a block are fibers of one thread of this process, which switch at
+ * barriers and shuffles only. block.h lists the checks. */
 #ifndef LLMCTL_EMULATION_CUDA_LANGUAGE_H
 #define LLMCTL_EMULATION_CUDA_LANGUAGE_H
 

@@ -1,5 +1,5 @@
-/* A fake libcuda.so.1: the functions that csrc/common/launch/driver.cpp looks up, over emulated blocks and ordinary memory. It has
- * two devices, and refuses what CUDA's driver refuses. */
+/* A fake libcuda.so.1: the functions that csrc/common/launch/driver.cpp looks up, on emulated blocks and host memory. It
+ * has two devices, and returns the errors of CUDA's driver. */
 #include <cstdio>
 #include <cstring>
 #include <mutex>

@@ -1,5 +1,6 @@
-"""Building the emulated GPU: the CUDA kernels and launchers of csrc over a fake driver, as one library without CUDA.
+"""Building of the emulated GPU: csrc's CUDA kernels and launchers over a fake driver.
 
+The result is one library, which needs no CUDA.
 The emulation fakes a GPU's behaviour, but not its speed or the rounding of its functions: kernels run as g++ compiles
 them. Products and sums are contracted to fused multiply-adds, the default of nvcc and NVRTC, to find code that relies
 on the rounded product.
@@ -125,7 +126,7 @@ def all_kernels() -> list[Path]:
 
 
 def registered_kernels() -> dict[str, str]:
-    """Name -> element types (a value of KernelTypes) of every kernel that the launchers register."""
+    """Name -> element types (a KernelTypes) of every kernel that the launchers register."""
     text = "".join(path.read_text(encoding="utf-8") for path in op_files("launch.cpp"))
     found = _REGISTERED.findall(text)
     assert len(found) == text.count("KernelTypes::"), "a kernel is not registered as the others are"
@@ -133,14 +134,17 @@ def registered_kernels() -> dict[str, str]:
 
 
 def build_emulation(settings: BuildSettings, name: str, kernels: Sequence[Path], *extra_flags: str) -> Path:
-    """The library of ``kernels``, all launchers and the fake driver, built once into the cache."""
+    """The library of ``kernels``, all launchers and the fake driver, built if not cached."""
     compiler = find_compiler(settings.compilers)
     make = partial(_make_emulation, compiler, kernels, extra_flags)
     return _cached(settings, compiler, f"emulated_{name}", extra_flags, make)
 
 
 def build_emulated_ops(settings: BuildSettings) -> Path:
-    """The ops of csrc with those for CUDA registered for the CPU: instead of the library, after the emulation."""
+    """The library of csrc's ops, with the CUDA ops registered for the CPU.
+
+    Load it instead of the native library, after the emulation.
+    """
     compiler = find_compiler(settings.compilers)
     return _cached(settings, compiler, "emulated_ops", (), partial(_make_ops, compiler))
 
@@ -221,7 +225,7 @@ def entry_points(compiler: Compiler, kernels: Sequence[Path]) -> list[tuple[str,
 
 
 def _table(compiler: Compiler, kernels: Sequence[Path]) -> str:
-    """C++ that defines all kernels and the table in which the fake driver finds them by name."""
+    """C++ source of all kernels, and of the fake driver's table of their names."""
     rows = [
         f'    {{"{name}", {threads}, [](const void *a) {{ {name}(*static_cast<const {arguments} *>(a)); }}}},'
         for threads, name, arguments in entry_points(compiler, kernels)

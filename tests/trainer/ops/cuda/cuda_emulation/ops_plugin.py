@@ -2,9 +2,9 @@
 
     python -m pytest -p tests.trainer.ops.cuda.cuda_emulation.ops_plugin tests/trainer/ops/test_rms_norm.py
 
-It loads what csrc registers for CUDA as torch.ops.llmctl before any test asks for the library; the loader takes
-what is there. The instruction sets of the CPU's kernels are stubs with one level. From test to test, threads and blocks
-take turns in another order.
+The plugin loads csrc's CUDA ops as torch.ops.llmctl before any test loads the library, which is then not loaded again.
+The kernels for CPUs are stubs with one instruction-set level. Every test runs threads and blocks in another order than
+the test before.
 
 The plugin deselects tests without a GPU part, which the CPU run covers: schemas, fakes and autograd formulas (opcheck,
 finite differences, torch.compile), rejected arguments, and tests marked ``cpu_only``.

@@ -1,0 +1,63 @@
+"""``llmctl generate``: here, or as a job; runs in the place of checkpoints. 10 s on one core."""
+
+import json
+
+import pytest
+
+from llmctl.cli.main import main
+from tests.llmctl.cli.test_checkpoint import add_run, login_node, started_with
+
+__all__ = ["login_node"]
+PROMPT = ["--prompt", "a b", "--temperature", "0"]
+
+
+def test_a_job_of_one_node_generates_with_the_folder_of_the_run(login_node, capsys, monkeypatch):
+    run_dir = add_run(login_node, "mine")
+    command = ["generate", "mine", *PROMPT, "--stop", "mine", "--tensor-parallel", "2", "--cluster", "lab"]
+    assert main([*command, "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    words = f"{run_dir} --prompt 'a b' --temperature 0 --stop mine --tensor-parallel 2"
+    assert 'exec "$0" -m trainer generate "$@"' in script and words in script
+    # The input is checked before the queue.
+    monkeypatch.setenv("STATUS", "3")
+    assert main(command) == 3
+    expected = ["--check", str(run_dir), *PROMPT, "--stop", "mine", "--tensor-parallel", "2"]
+    assert started_with(login_node) == ["-m", "trainer", "generate", *expected]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["nobody", *PROMPT], 5, "llmctl: no run is called 'nobody'"),
+        (["./x", "--prompt", "a", "--temperature", "-1"], 2, "'-1' is no number of 0 or more"),
+        (["./x", "--prompt", "a", "--stop", ""], 2, "argument --stop: is empty"),
+        (["./x", "--prompt", "a", "--top-p", "1.5"], 2, "'1.5' is not above 0 and at most 1"),
+        (["./x"], 2, "give --prompt TEXT or --prompt-file FILE"),
+        (PROMPT, 2, "give the model: RUN, CKPT or HF_DIR"),
+    ],
+)
+def test_wrong_words_are_one_sentence_and_start_nothing(login_node, capsys, words, code, says):
+    add_run(login_node, "mine")
+    assert main(["generate", *words, "--cluster", "lab"]) == code
+    message = capsys.readouterr().err
+    assert says in message and message.startswith("llmctl")
+    assert not (login_node / "argv").exists()
+
+
+def test_help_shows_the_flags_of_the_trainer_and_of_the_job(capsys):
+    assert main(["generate", "--help"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("usage: llmctl generate ")
+    assert "--top-p P" in output and "--resource-type T" in output
+
+
+def test_the_local_cluster_generates_here(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mamba").mkdir()
+    (tmp_path / "mamba/config.json").write_text(json.dumps({"model_type": "mamba"}))
+    assert main(["generate", "./mamba", *PROMPT]) == 3
+    message = capfd.readouterr().err
+    assert message.startswith("trainer generate: mamba") and "'mamba'" in message
+    assert message.count("\n") == 1

@@ -1,0 +1,98 @@
+"""Refused combinations of the keys of experts, and keys of parts that the trainer does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.trainer.planning.refused_bert import REFUSED_BERT
+
+MOE = {"num_experts": 4}
+
+# as REFUSED in tests.trainer.planning.refused_combinations
+REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
+    (
+        {"model": {**MOE, "moe_layer_freq": [True]}},
+        "model.moe_layer_freq",
+        "one entry for each of the",
+        {"model": {**MOE, "moe_layer_freq": 1}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_norm_topk_prob": False}},
+        "model.moe_router_norm_topk_prob",
+        "set moe_router_pre_softmax instead",
+        {"model": {**MOE, "moe_router_norm_topk_prob": False, "moe_router_score_function": "sigmoid"}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_enable_expert_bias": True}},
+        "model.moe_router_enable_expert_bias",
+        "needs moe_router_score_function sigmoid",
+        {"model": {**MOE, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_bias_update_rate": 0.1}},
+        "model.moe_router_bias_update_rate",
+        "needs moe_router_enable_expert_bias",
+        {"model": {**MOE, "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_group_topk": 1}},
+        "model.moe_router_group_topk",
+        "needs moe_router_num_groups",
+        {"model": {**MOE, "moe_router_group_topk": 1, "moe_router_num_groups": 2}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_num_groups": 2}},
+        "model.moe_router_group_topk",
+        "moe_router_num_groups needs it",
+        {"model": {**MOE, "moe_router_num_groups": 2, "moe_router_group_topk": 1}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_num_groups": 3, "moe_router_group_topk": 2}},
+        "model.moe_router_num_groups",
+        "3 does not divide model.num_experts 4",
+        {"model": {**MOE, "moe_router_num_groups": 2, "moe_router_group_topk": 2}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_num_groups": 2, "moe_router_group_topk": 3}},
+        "model.moe_router_group_topk",
+        "is above moe_router_num_groups 2",
+        {"model": {**MOE, "moe_router_num_groups": 2, "moe_router_group_topk": 2}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_num_groups": 2, "moe_router_group_topk": 1, "moe_router_topk": 3}},
+        "model.moe_router_topk",
+        "is above the 2 experts",
+        {"model": {**MOE, "moe_router_num_groups": 2, "moe_router_group_topk": 2, "moe_router_topk": 3}},
+    ),
+    (
+        {"model": {**MOE, "moe_router_num_groups": 4, "moe_router_group_topk": 2}},
+        "model.moe_router_group_score",
+        "top2 needs groups of two experts",
+        {"model": {**MOE, "moe_router_num_groups": 4, "moe_router_group_topk": 2, "moe_router_group_score": "max"}},
+    ),
+    (
+        {"model": {"mtp_num_layers": 1, "architecture": "bert", "position_embedding_type": "rope"}},
+        "model.mtp_num_layers",
+        "needs model.architecture decoder",
+        {"model": {"mtp_num_layers": 1, "architecture": "decoder", "position_embedding_type": "rope"}},
+    ),
+    (
+        {"model": {"mtp_num_layers": 1, "position_embedding_type": "learned_absolute"}},
+        "model.mtp_num_layers",
+        "learned positions",
+        {"model": {"mtp_num_layers": 1, "position_embedding_type": "rope"}},
+    ),
+    (
+        {"model": {"mtp_num_layers": 1, "position_embedding_type": "rope", "add_head_bias": True}},
+        "model.mtp_num_layers",
+        "add_head_bias",
+        {"model": {"mtp_num_layers": 1, "position_embedding_type": "rope", "add_head_bias": False}},
+    ),
+    (
+        {"model": {"mtp_loss_scaling_factor": 0.3}},
+        "model.mtp_loss_scaling_factor",
+        "needs mtp_num_layers",
+        {"model": {"mtp_loss_scaling_factor": 0.3, "mtp_num_layers": 1, "position_embedding_type": "rope"}},
+    ),
+    *REFUSED_BERT,
+]
