@@ -1,26 +1,28 @@
 # make demo     train a small language model on this machine, through the whole tool
 # make test     check, and every test; as root against real Slurm, Grid Engine and sshd
 # make quick    check, and the tests that start no ranks, jobs or compilers: the inner loop
-# make check    formatting, lint, types, rooms and walls
+# make check    formatting, lint, types, architecture rules
 # make kernels  build the ops of csrc/ for this machine
-# make parity   every axis, two axes and three, over up to 8 ranks, against the serial run; PARITY=--levels for every
+# make parity   one, two and three mesh axes over up to 8 ranks, compared with the serial run; PARITY=--levels for every
 #               instruction level of the processor
+# make proofs   the table of families in docs/guide/models.md, by the tests that prove it
 # make torture  exact resume after kill -9 at 20 random instants
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier demo check quick kernels test parity torture clean
+.PHONY: help set-up real-tier-and-kernels demo check quick kernels test parity proofs torture clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
+BUILD_KERNELS = $(STEP) "kernels built" $(PYTHON_OF_VENV) -m trainer kernels build
 # One thread per process: the tests start several processes per core.
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(PYTHON_OF_VENV) -m pytest
-# Tests of the whole tree's shape, and of folders whose tests are pure.
-WALLS := tests/test_architecture.py tests/test_rooms.py tests/test_docs.py
-QUICK := $(WALLS) tests/llmctl/backends tests/llmctl/site tests/llmctl/runs tests/llmctl/doctor tests/trainer/config \
+# Tests of the architecture rules, and folders with pure tests only.
+ARCHITECTURE := tests/test_architecture.py tests/test_rooms.py tests/test_docs.py
+QUICK := $(ARCHITECTURE) tests/llmctl/backends tests/llmctl/site tests/llmctl/runs tests/llmctl/doctor tests/trainer/config \
     tests/trainer/planning tests/trainer/optimizer tests/trainer/data/indexed tests/trainer/data/samples
 
 help:
@@ -36,23 +38,29 @@ check: set-up
 	@$(STEP) "ruff format" .venv/bin/ruff format --check .
 	@$(STEP) "ruff check" .venv/bin/ruff check .
 	@$(STEP) "mypy --strict" .venv/bin/mypy
-	@$(STEP) "rooms and walls" $(PYTEST) $(WALLS)
+	@$(STEP) "architecture" $(PYTEST) $(ARCHITECTURE)
 
 quick: check
 	@$(PYTEST) $(QUICK) -n 2 --dist loadfile </dev/null
 
-real-tier:
-	@scripts/real_tier.sh
-
 kernels: set-up
-	@$(STEP) "kernels built" $(PYTHON_OF_VENV) -m trainer kernels build
+	@$(BUILD_KERNELS)
 
-# Kernels first: tests that train would all wait for them at once.
-test: check real-tier kernels
+# Kernels first: otherwise all tests that train would wait for the build at once. The static checks need one core.
+test: set-up
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check real-tier-and-kernels
 	@scripts/test_tiers.sh $(PYTEST) --require-real
+
+# In this order: a compiler may be among the packages.
+real-tier-and-kernels: set-up
+	@scripts/real_tier.sh
+	@$(BUILD_KERNELS)
 
 parity: set-up
 	@$(PYTHON_OF_VENV) -m tests.parity $(PARITY) </dev/null
+
+proofs: set-up
+	@scripts/proofs.sh $(PYTEST)
 
 torture: set-up
 	@$(PYTHON_OF_VENV) -m tests.resume_torture </dev/null

@@ -52,10 +52,10 @@ from benchmarks.data_index_cases import (
     some_places,
 )
 from benchmarks.train_speed import peers_folder
-from trainer.data.indexed.checksum_cache import STEP_NS, KnownFiles
+from trainer.data.indexed.checksum_cache import STEP_NS, ChecksumCache
 from trainer.data.indexed.index_format import dtype_code
 from trainer.data.indexed.indexed_dataset import IndexedDataset
-from trainer.data.indexed.writer import PairWriter
+from trainer.data.indexed.writer import IndexedDatasetWriter
 from trainer.data.masked.compiled_mapping import mapping_builder
 from trainer.data.masked.sentence_mapping import MappingRules
 from trainer.data.samples.batches import BatchShape, MicroBatch, Packing, TrainData
@@ -75,7 +75,7 @@ READ_IN_ALL = 640 * READ_AT_ONCE
 
 
 def dataset(case: Case) -> GPTDataset:
-    tokens = IndexedDataset(Path(case.prefix), KnownFiles(Path(case.cache)))
+    tokens = IndexedDataset(Path(case.prefix), ChecksumCache(Path(case.cache)))
     cache = EpochIndexCache(Path(case.cache))
     return GPTDataset(tokens, range(len(tokens)), SEQ_LENGTH, SEED, cache, case.samples or None)
 
@@ -171,7 +171,7 @@ def write_tokens(prefix: Path) -> int:
     """Write READ_DOCUMENTS documents of random tokens with EOD; return the number of tokens."""
     lengths = document_lengths(READ_DOCUMENTS)
     random = np.random.default_rng(2)
-    with PairWriter(prefix, dtype_code(VOCAB_SIZE)) as writer:
+    with IndexedDatasetWriter(prefix, dtype_code(VOCAB_SIZE)) as writer:
         for part in np.array_split(lengths, 50):
             tokens = random.integers(EOD + 1, VOCAB_SIZE - 1, int(part.sum()))
             tokens[np.cumsum(part) - 1] = EOD
@@ -214,7 +214,7 @@ def cases(folder: Path, documents: int, blended: int) -> dict[str, Case]:
     }
     for count in (10, 100):
         weights = tuple((random.random(count) + 0.05).tolist())
-        for kind, what in (("blend", ""), ("resume", "ready to go on from sample ")):
+        for kind, what in (("blend", ""), ("resume", "ready to continue from sample ")):
             case = Case(kind, samples=blended, weights=weights)
             name = f"blend of {count} datasets, {what}{blended:,}{'' if what else ' samples'}"
             found[f"{name}, with the library"] = replace(case, compiled=True)
@@ -225,8 +225,8 @@ def cases(folder: Path, documents: int, blended: int) -> dict[str, Case]:
     few = replace(reading, samples=reading.samples // 40)
     found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, plain"] = few
     few = replace(few, documents=True)
-    found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, documents apart"] = few
-    found["the same with positions begun anew and ends masked"] = replace(few, positions=True)
+    found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, separate documents"] = few
+    found["the same with positions reset and ends masked"] = replace(few, positions=True)
     return found
 
 

@@ -138,7 +138,7 @@ def learning(kind: str, text: Path, folder: Path, size: int) -> Case:
         f"{folder}/o.model",
     ]
     command += ["--model", kind, "--vocab-size", str(_LEARNT_TOKENS), "--sample-bytes", str(size)]
-    name = f"learning {_LEARNT_TOKENS:,} tokens of {size / 1e6:,.0f} MB, {kind}"
+    name = f"training {_LEARNT_TOKENS:,} tokens of {size / 1e6:,.0f} MB, {kind}"
     return Case(name, "ours", command, folder, size, ("o.model",), {"PYTHONPATH": str(ROOT)})
 
 

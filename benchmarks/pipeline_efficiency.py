@@ -33,7 +33,7 @@ from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.parallel_model import build_model
 from trainer.pipeline import executor
-from trainer.pipeline.communication import Wire
+from trainer.pipeline.communication import PipelinePeers
 from trainer.planning.build_config import build_config
 from trainer.planning.schedule import (
     SCHEDULE_KINDS,
@@ -123,7 +123,7 @@ def sleep_through(rank: int, pp: int, kind: str, count: int, unit_s: float) -> t
     assert groups.pp is not None
     assert groups.pp_up is not None
     shapes = [(64, 1, 64)] * count
-    wire = Wire(groups.pp, groups.pp_up, tuple(range(pp)), shapes, torch.float32, torch.device("cpu"))
+    peers = PipelinePeers(groups.pp, groups.pp_up, tuple(range(pp)), shapes, torch.float32, torch.device("cpu"))
     output = torch.ones(shapes[0])
 
     late = lateness()
@@ -135,7 +135,7 @@ def sleep_through(rank: int, pp: int, kind: str, count: int, unit_s: float) -> t
     spans: list[Span] = []
     dist.barrier()
     with SendCounter() as sends:
-        executor.run_row(schedule, rank, wire, timed(perform, spans))
+        executor.run_row(schedule, rank, peers, timed(perform, spans))
     return spans, sends.count
 
 
@@ -208,7 +208,7 @@ def compute_through(rank: int, pp: int, kind: str, count: int, rounds: int) -> l
     results = []
     for _ in range(rounds + 1):
         spans: list[Span] = []
-        step = executor.TrainingStep(model, batch, 1.0, 0.0, StepRandomness(seed=1, iteration=0))
+        step = executor.TrainingStep(model, batch, torch.ones(()), 0.0, StepRandomness(seed=1, iteration=0))
         step.perform = timed(step.perform, spans)  # type: ignore[method-assign]
         model.gradients.begin(count)
         dist.barrier()
@@ -247,8 +247,8 @@ def table_of(steps: dict[str, list[Step]], ideal: Callable[[Step], float]) -> li
         return statistics.median(map(value, steps[kind]))
 
     lines = [
-        "| schedule | step, ms | ideal, ms | step / ideal, median | within 5% | best | of the durations seen "
-        "| messages (table) | beats 1F1B | predicted |",
+        "| schedule | step, ms | ideal, ms | step / ideal, median | within 5% | best | with measured durations "
+        "| messages (table) | speedup over 1F1B | predicted |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kind, of_kind in steps.items():
@@ -301,7 +301,7 @@ def main() -> int:
             *table_of(sleeping, lambda step: step.nominal_ideal),
             "",
             "Two ranks that compute, one thread each (8 layers of 256, sequence 128); the ideal is that of the "
-            "durations seen:",
+            "measured durations:",
             "",
             *table_of(computing, lambda step: step.ideal),
             "",

@@ -72,7 +72,7 @@ LAYOUTS = {
 }
 OURS = "ours"
 OURS_REFERENCE = f"{OURS} on reference kernels"
-PLAIN_GLIBC = "plain with glibc as it comes"
+PLAIN_GLIBC = "plain with glibc's defaults"
 TRAINERS = {
     "plain": Trainer("plain", ("1", "dp2")),
     "transformers": Trainer("transformers_llama", ("1", "tp2", "dp2", "tp4"), "trainers"),
@@ -324,8 +324,8 @@ def report(
         f"{flags.warm_up}; load average {load[0]:.1f} before and {load[1]:.1f} after.",
         "Tokens/s of the fastest peer: above 1 is faster than every peer. CPU seconds and memory: below 1 is less than "
         "every peer.",
-        "Every pipeline is cut where its trainer cuts it unasked. It runs 1F1B where the row names no other schedule; "
-        "of the peers only torchtitan has one without bubble, ZBV with two virtual stages per rank. Rows of 1F1B are "
+        "Every pipeline is divided as its trainer does by default. The schedule is 1F1B unless the row names another; "
+        "the only peer with a zero-bubble schedule is torchtitan (ZBV, two virtual stages per rank). Rows of 1F1B are "
         "compared with the peers' 1F1B, the others with the best of all.",
         "All but ours measure the gradient norm with torch's CPU norm, which loses digits on large tensors (1e-4 at a "
         "million elements, 1e-3 at 16 million).",

@@ -31,7 +31,7 @@ HELD_OUT = 0.05
 PROMPT = "def read(self, path):\n"
 INTERRUPTED = 130
 LLMCTL = (sys.executable, "-c", "from llmctl.cli.main import run; run()")
-"""The llmctl of this environment, whatever else is on PATH."""
+"""Runs the llmctl of this environment, even if another is on PATH."""
 
 
 class Demo:
@@ -42,7 +42,7 @@ class Demo:
         data: prefix of the token files.
         tokenizer: the vocabulary.
         runs: folder of the run directories.
-        text: folder of source files to learn from; None: the standard library's.
+        text: folder of source files to train on; None: the standard library's.
     """
 
     def __init__(self, folder: Path, text: Path | None = None) -> None:
@@ -62,13 +62,13 @@ class Demo:
         if run_id is None or state in ("none", "completed"):
             before = f"The last run, {run_id}, is done. " if run_id else ""
             run_id = f"demo-{time.strftime('%y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-            _say(f"2. Training. {before}Starting anew as {run_id}.")
+            _say(f"2. Training. {before}Starting the new run {run_id}.")
             code = self._follow(*self._submission(config, run_id, settings))
         elif state in ("running", "pending"):
             _say(f"2. Training. {run_id} is still {state}: following it. (--new would start another.)")
             code = self._follow("logs", run_id, "-f")
         else:
-            _say(f"2. Training. {run_id} was left {state}: resuming it. (--new would start another.)")
+            _say(f"2. Training. {run_id} is {state}: resuming it. (--new would start another.)")
             code = self._follow("resume", run_id, "--follow")
         if code:
             return code
@@ -76,7 +76,7 @@ class Demo:
         if state != "completed":
             print(f"The run is {state}, not completed: `llmctl status {run_id}` says why; make demo resumes it.")
             return 1
-        return self.tell(run_id)
+        return self.report(run_id)
 
     def prepare(self) -> None:
         """Tokenize the standard library, unless unchanged tokens exist."""
@@ -95,7 +95,7 @@ class Demo:
             fingerprint.update(f"{file.name} {hashlib.sha256(file.path.read_bytes()).hexdigest()}\n".encode())
         mark = self.folder / "data" / "prepared.json"
         if _is_intact(mark, fingerprint.hexdigest()):
-            print("Tokenized before, and intact.")
+            print("Using the existing tokens.")
             return
         started = time.monotonic()
         mark.unlink(missing_ok=True)
@@ -104,14 +104,14 @@ class Demo:
         tokenizer = open_tokenizer(TokenizerSettings(tokenizer_model=str(self.tokenizer)))
         manifest = tokenize_documents((file.read() for file in files), tokenizer, self.data)
         print(
-            f"Trained a vocabulary of {VOCAB_SIZE} on it and wrote {manifest.tokens:,} tokens to {self.data}.bin, "
+            f"Trained a vocabulary of {VOCAB_SIZE} and wrote {manifest.tokens:,} tokens to {self.data}.bin, "
             f"in {time.monotonic() - started:.0f} s."
         )
         made = [self.tokenizer, *(self.data.with_name(self.data.name + end) for end in (".bin", ".idx", ".json"))]
         contents = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
         mark.write_text(json.dumps({"fingerprint": fingerprint.hexdigest(), "files": contents}, indent=1))
 
-    def tell(self, run_id: str) -> int:
+    def report(self, run_id: str) -> int:
         """Print the model's results."""
         run_dir = self.runs / run_id
         losses = _losses(run_dir / "metrics.jsonl")
@@ -123,7 +123,7 @@ class Demo:
             f"held-out text: loss {found['loss']:.3f}, perplexity {found['perplexity']:.1f}, "
             f"{found['bits_per_byte']:.2f} bits per byte, over {found['tokens']:,} tokens"
         )
-        print(f"a model that knew only how frequent each token is: loss {unigram:.3f} on the same text")
+        print(f"a model that knows only the frequency of each token: loss {unigram:.3f} on the same text")
         print("\nThe model continues a prompt:\n")
         options = ["--max-new-tokens", "120", "--temperature", "0.7", "--top-k", "40", "--seed", "1"]
         print(self._trainer("generate", "--checkpoint", str(run_dir), "--prompt", PROMPT, *options))
@@ -238,10 +238,10 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("config", nargs="?", type=Path, default=CONFIG)
-    parser.add_argument("--new", action="store_true", help="start a new run, whatever became of the last")
+    parser.add_argument("--new", action="store_true", help="start a new run, even if the last one did not complete")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for llmctl submit")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="where data and runs go")
-    parser.add_argument("--text", type=Path, help="folder of .py files to learn from; unset: the standard library's")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="folder of the data and the runs")
+    parser.add_argument("--text", type=Path, help="folder of .py files to train on; unset: the standard library's")
     options = parser.parse_args()
     try:
         return Demo(options.folder.resolve(), options.text).run(options.config, options.new, options.set)

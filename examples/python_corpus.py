@@ -10,7 +10,7 @@ from pathlib import Path
 
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings", "ensurepip"}
 """Folders outside the library proper, folders that some distributions remove, and character tables."""
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 LARGEST_FILE = 400_000
 """Larger files are tables, such as pydoc_data/topics.py, and would dominate a held-out split."""
 
@@ -40,7 +40,7 @@ def standard_library_files(root: Path | None = None) -> list[SourceFile]:
     chosen, size = [], 0
     for file in found:
         size += file.path.stat().st_size
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             break
         chosen.append(file)
     return chosen

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Debian packages of the real schedulers that the tests bring up, installed where they are missing. Only root can bring
-# them up, so for anyone else this does nothing; their tests are then skipped, and say so.
+# Installs the Debian packages of the real schedulers that the tests start. Only root can start them: for other users
+# this does nothing, their tests are skipped, and the run says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,7 +25,7 @@ log=$PWD/.make/real-tier.log
 begin=$SECONDS
 echo "real tier: installing ${#missing[@]} Debian packages"
 export DEBIAN_FRONTEND=noninteractive
-# The tests start their own daemons, in namespaces of their own: the packages' services stay off (policy-rc.d(8)).
+# The tests start separate daemons in separate namespaces, so the packages' services stay off (policy-rc.d(8)).
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ]; then
   trap 'rm -f $policy' EXIT

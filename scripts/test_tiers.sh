@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_tiers.sh PYTEST...: both tiers of the tests at once. Tests of schedulers wait most of their time, and what they wait
-# for must not come late: all other tests run beside them at the lowest priority. Their output follows that of the others.
+# test_tiers.sh PYTEST...: runs both tiers of the tests at once. Tests of schedulers mostly wait, and their events must not come
+# late: so all other tests run at the lowest priority. The output of the schedulers' tests follows that of the others.
 set -u
 : "${TEST_WORKERS:=3}" "${SCHEDULER_TEST_WORKERS:=2}"
 whole_files=(--dist loadfile --no-loadscope-reorder)

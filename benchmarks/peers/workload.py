@@ -83,7 +83,10 @@ def initial_weights(work: Workload) -> dict[str, torch.Tensor]:
 
 
 def corpus(work: Workload) -> torch.Tensor:
-    """Learnable tokens [batch, sample, sequence + 1]: 3 of 5 are determined by their predecessor."""
+    """Learnable tokens [batch, sample, sequence + 1].
+
+    Three of five are determined by their predecessor.
+    """
     random = np.random.default_rng(7)
     count = BATCHES_IN_CORPUS * work.global_batch * (work.sequence + 1)
     rare = np.minimum(random.zipf(1.3, count) - 1, work.vocab - 1)
@@ -128,7 +131,10 @@ class Task:
         return self.work.micro_batches // self.dp
 
     def join(self) -> None:
-        """Join the process group through a file: a free port may be taken before its use."""
+        """Join the process group through a file.
+
+        A free port may be taken before its use.
+        """
         rendezvous = f"file://{self.report}/rendezvous"
         dist.init_process_group("gloo", init_method=rendezvous, rank=self.rank, world_size=self.world)
 
