@@ -12,13 +12,15 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier-and-kernels demo check quick kernels test parity proofs torture clean
+.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
 BUILD_KERNELS = $(STEP) "kernels built" $(PYTHON_OF_VENV) -m trainer kernels build
 # One thread per process: the tests start several processes per core.
 export OMP_NUM_THREADS ?= 1
+# The bytecode of packages is written when they are first imported (scripts/set_up.sh).
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON_OF_VENV) -m pytest
 # Tests of the architecture rules, and folders with pure tests only.
 ARCHITECTURE := tests/test_architecture.py tests/test_rooms.py tests/test_docs.py
@@ -47,14 +49,13 @@ kernels: set-up
 	@$(BUILD_KERNELS)
 
 # Kernels first: otherwise all tests that train would wait for the build at once. The static checks need one core.
-test: set-up
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check real-tier-and-kernels
+test:
+	@$(MAKE) --no-print-directory --jobs=2 set-up real-tier
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check kernels
 	@scripts/test_tiers.sh $(PYTEST) --require-real
 
-# In this order: a compiler may be among the packages.
-real-tier-and-kernels: set-up
+real-tier:
 	@scripts/real_tier.sh
-	@$(BUILD_KERNELS)
 
 parity: set-up
 	@$(PYTHON_OF_VENV) -m tests.parity $(PARITY) </dev/null

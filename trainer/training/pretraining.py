@@ -143,7 +143,9 @@ def _train(attempt: _Attempt) -> None:
     check_start_point(config.checkpoint, _save_root(config, run))
     data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
     tasks = TaskEvaluation.open(config, data.vocab_size, mesh.rank)
-    torch.use_deterministic_algorithms(config.training.deterministic_mode)
+    if config.training.deterministic_mode:
+        # Only then: the call imports torch's compiler, which takes each rank more than a second.
+        torch.use_deterministic_algorithms(True)
     tried = None
     if attempt.launch.local_rank == 0:
         tried = try_flash_attn(config, parameter_dtype(config.training), device)

@@ -30,7 +30,7 @@ PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
 FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
 # All standard modules that the supervisor imports; each of them exists in Python 3.6.
 STANDARD = {
-    *("argparse", "contextlib", "fcntl", "importlib", "json", "os", "re", "select", "shlex", "shutil", "signal"),
+    *("abc", "argparse", "contextlib", "fcntl", "importlib", "json", "os", "re", "select", "shlex", "shutil", "signal"),
     *("socket", "stat", "subprocess", "sys", "time", "types", "typing"),
 }
 
