@@ -231,12 +231,13 @@ class Case:
     precision: str = "fp32"
     steps: str = "sgd"
     """Of OPTIMIZERS."""
-    layers: int = 5
-    """No multiple of the number of stages; 7 where there are more stages than 5."""
+    layers: int = 3
+    """No multiple of the number of stages; 5 or 7 where there are more stages."""
 
     def __post_init__(self) -> None:
-        if self.pp * self.chunks > self.layers:
-            object.__setattr__(self, "layers", 7)
+        stages = self.pp * self.chunks
+        if stages > self.layers:
+            object.__setattr__(self, "layers", 5 if stages <= 5 else 7)
 
     device: str = "cpu"
     """``cuda`` puts all ranks on one GPU, where they communicate by gloo."""
