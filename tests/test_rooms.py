@@ -27,6 +27,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "transport"},
         "cli": {*GROUND, "backends", "context", "doctor", "operate", "runs", "site", "submit", "transport"},
+        "__main__": {"cli"},
     },
     "trainer": {
         "families": {"config"},
