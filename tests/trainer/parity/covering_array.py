@@ -255,7 +255,7 @@ def meeting_pairs() -> frozenset[Pair]:
 # gradients; whole experts on each replica.
 _BEGINNINGS: tuple[Mapping[str, Any], ...] = (
     {"mesh": "pp2xdp2", "model": "gpt2", "zero": "3"},
-    {"mesh": "pp2xdp2", "model": "gpt2", "zero": "1"},
+    {"mesh": "pp2xdp2", "model": "gpt2", "schedule": "1f1b", "zero": "1"},
     {"mesh": "dp2", "model": "sigmoid", "zero": "0", "ep": "1"},
     {"mesh": "tp2xdp2", "model": "capacity", "zero": "1"},
     {"mesh": "tp2xcp2", "model": "capacity", "zero": "3"},

@@ -152,12 +152,10 @@ def train_on_unlike_lengths(rank, world_size, case):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-v"])
 def test_micro_batches_of_unlike_shapes_pass_through_a_pipeline(ranks, schedule):
-    case = Case(model="llama", micro_batches=len(LENGTHS))
-    [(_, loss, evaluated, gradients)] = ranks.run(train_on_unlike_lengths, case, world_size=1)
+    case = Case(model="llama", pp=2, schedule=schedule, micro_batches=len(LENGTHS))
+    [(_, loss, evaluated, gradients)] = ranks.run(train_on_unlike_lengths, case.serial, world_size=1)
     seen = set()
-    for computes_loss, *found, part in ranks.run(
-        train_on_unlike_lengths, case.but(pp=2, schedule=schedule), world_size=2
-    ):
+    for computes_loss, *found, part in ranks.run(train_on_unlike_lengths, case, world_size=2):
         assert found == ([loss, evaluated] if computes_loss else [0.0, 0.0])
         assert all(np.array_equal(gradient, gradients[name]) for name, gradient in part.items())
         seen |= set(part)
