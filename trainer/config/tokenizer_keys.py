@@ -39,6 +39,10 @@ class TokenizerKeys(BaseModel):
     @field_validator("tokenizer_type", mode="before")
     @classmethod
     def _check_tokenizer_type(cls, value: Any) -> Any:
+        # llm-jp/Megatron-LM: the folder of tokenizer_model, read by transformers. Documents there begin with BOS, which
+        # belongs to the data.
+        if value == "Llama3Tokenizer":
+            return "HuggingFaceTokenizer"
         if value in NOT_OF_TEXT:
             raise ValueError(NOT_OF_TEXT_MESSAGE)
         return value
