@@ -162,7 +162,9 @@ def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
 
 def _without_effect(flag: str, values: Sequence[str]) -> str:
     accepted = WITHOUT_EFFECT[flag]
-    if len(values) != accepted.values:
+    if accepted.values < 0 and not values:
+        raise UsageError(f"--{flag}: takes one or more values")
+    if 0 <= accepted.values != len(values):
         raise UsageError(f"--{flag}: takes {accepted.values or 'no'} value{'s' * (accepted.values != 1)}")
     if accepted.only and values[0] not in accepted.only:
         raise UsageError(f"--{flag}: {values[0]!r} is not available here; use {' or '.join(accepted.only)}")

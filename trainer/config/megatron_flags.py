@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer.config.further_flags import ignored_flags, unsupported_flags
+
 
 @dataclass(frozen=True)
 class Alias:
@@ -38,7 +40,7 @@ class WithoutEffect:
 
     Attributes:
         reason: sentence for the log that says why nothing need be done.
-        values: number of arguments that follow.
+        values: number of arguments that follow; -1 for one or more.
         only: values for which the reason holds; the flag is refused with any other value.
     """
 
@@ -237,6 +239,7 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "timing-log-option": WithoutEffect(_REPORTING, 1),
     "ckpt-format": WithoutEffect("there is a single checkpoint format, which every parallel layout can load", 1),
     "use-dist-ckpt": WithoutEffect("there is a single checkpoint format, which every parallel layout can load"),
+    **{name: WithoutEffect(*meaning) for name, meaning in ignored_flags().items()},
 }
 
 _TORCHRUN = "is a flag of the launcher; give it to torchrun, before -m trainer"
@@ -302,6 +305,7 @@ REFUSED: dict[str, str] = {
     "master-port": _TORCHRUN,
     "local-rank": _TORCHRUN,
     "use-env": _TORCHRUN,
+    **unsupported_flags(),
 }
 
 TokenizerType = Literal[

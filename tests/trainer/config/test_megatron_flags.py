@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.megatron_flag_table import PAGE, answer, page, recorded_flags
 from tests.waiting import HANG_S
 from trainer.commands.pretrain import UsageError, build_train_config, flag_keys, main, parse_command_line
 from trainer.config.errors import ConfigError
@@ -337,3 +338,13 @@ def test_lengths_in_samples_and_tokens_are_iterations():
     assert (values["training.train_iters"], values["optimizer.lr_warmup_iters"]) == (2, 2)
     with pytest.raises(UsageError, match="cannot be combined with --train-iters"):
         parse_command_line(["--train-samples", "8", "--train-iters", "8", *sizes])
+
+
+def test_every_flag_of_megatron_has_an_answer():
+    flags = recorded_flags()
+    assert len(flags) > 800
+    assert {answer(flag)[0] for flag in flags} == {"meant", "no effect", "refused"}
+
+
+def test_the_page_of_flags_is_current():
+    assert PAGE.read_text() == page(), "run python -m tests.megatron_flag_table"

@@ -1,0 +1,445 @@
+"""Flags of Megatron-LM that are rare in scripts of language models: without effect, or refused. Torch-free.
+
+Names: megatron/training/arguments.py and the dataclasses that it makes flags of, at NVIDIA/Megatron-LM@d98e8a64.
+"""
+
+from __future__ import annotations
+
+IGNORED: tuple[tuple[str, str], ...] = (
+    (
+        "communication and computation overlap wherever the backend allows",
+        """
+        defer-embedding-wgrad-compute delay-wgrad-compute disable-align-grad-reduce disable-tp-comm-bulk-dgrad
+        disable-tp-comm-bulk-wgrad disable-tp-comm-split-ag disable-tp-comm-split-rs
+        ep-overlap-early-attn-memory-release high-priority-a2a-comm-stream high-priority-stream-groups=+
+        no-tp-comm-bulk-dgrad no-tp-comm-bulk-wgrad no-tp-comm-overlap-ag no-tp-comm-overlap-rs
+        no-tp-comm-split-ag no-tp-comm-split-rs overlap-dispatch-backward-with-experts-wgrad
+        overlap-moe-expert-parallel-comm overlap-p2p-communication-warmup-flush
+        pipeline-model-parallel-comm-backend=1 tp-comm-bootstrap-backend=1 tp-comm-overlap-rs-dgrad
+        use-ring-exchange-p2p wgrad-deferral-limit=1
+        """,
+    ),
+    (
+        "kernels are selected for the device; the result is the same",
+        """
+        cuda-graph-impl=1 cuda-graph-modules=+ cuda-graph-scope=+ cuda-graph-warmup-steps=1
+        disable-clone-scatter-output-in-embedding disable-jit-fuser external-cuda-graph
+        flash-attention-version=1 fused-residual-rmsnorm mla-down-proj-fusion moe-permute-fusion-into-hybridep
+        moe-use-grouped-tensor no-clone-scatter-output-in-embedding no-gradient-reduce-div-fusion
+        optimizer-cuda-graph use-fused-weighted-squared-relu use-grouped-gemm-for-dense-mlp
+        use-grouped-gemm-for-shared-expert use-te-activation-func use-transformer-engine-op-fuser
+        """,
+    ),
+    (
+        "tokens are always dispatched by all-to-all; the result is the same",
+        """
+        moe-deepep-num-sms=1 moe-flex-dispatcher-backend=1 moe-flex-dispatcher-num-sms=1
+        moe-hybridep-num-blocks-permute=1 moe-hybridep-num-blocks-unpermute=1 moe-hybridep-num-sms=1
+        moe-hybridep-num-sms-preprocessing=1 moe-hybridep-pad-uneven-dispatch-inputs moe-ncclep-zero-copy
+        """,
+    ),
+    (
+        "gradients are always divided by the number of labels that count",
+        """
+        calculate-per-token-loss
+        """,
+    ),
+    (
+        "groups of ranks and their buffers are made for the backend; the result is the same",
+        """
+        create-all-gather-group ddp-num-buckets=1 ddp-pad-buckets-for-high-nccl-busbw
+        disable-gloo-process-groups disable-symmetric-registration empty-unused-memory-level=1
+        fsdp-double-buffer fsdp-manual-registration nccl-communicator-config-path=1 no-pin-cpu-grads
+        no-pin-cpu-params sharp-enabled-group=1 suggested-communication-unit-size=1
+        torch-fsdp2-no-reshard-after-forward use-nccl-ub use-sharp
+        """,
+    ),
+    (
+        "no flight record of NCCL is written",
+        """
+        disable-flight-recorder-dump-on-timeout disable-flight-recorder-extra-dump-on-exec
+        disable-flight-recorder-include-only-active flight-recorder-dump-path=1
+        flight-recorder-include-stack-trace flight-recorder-trace-buffer-size=1
+        no-flight-recorder-dump-on-timeout no-flight-recorder-extra-dump-on-exec
+        no-flight-recorder-include-only-active
+        """,
+    ),
+    (
+        "nothing is sent to One Logger or OpenTelemetry",
+        """
+        app-tag-run-name=1 app-tag-run-version=1 no-one-logger one-logger-async one-logger-project=1
+        one-logger-run-name=1 otel-enabled otel-service-name=1 otel-span-groups=1
+        """,
+    ),
+    (
+        "no profile is written; the training is the same",
+        """
+        memory-snapshot-path=1 nvtx-ranges profile profile-ranks=+ profile-step-end=1 profile-step-start=1
+        pytorch-profiler-collect-callstack pytorch-profiler-collect-chakra pytorch-profiler-collect-shapes
+        record-memory-history record-shapes use-pytorch-profiler
+        """,
+    ),
+    (
+        "the values of the log are fixed; metrics.jsonl has all of them",
+        """
+        disable-log-loss-scale-to-tensorboard disable-straggler-on-startup log-device-memory-used log-energy
+        log-max-attention-logit log-memory-interval=1 log-memory-to-tensorboard log-progress log-straggler
+        log-world-size-to-tensorboard logging-level=1 no-barrier-with-level-1-timing
+        no-log-loss-scale-to-tensorboard straggler-ctrlr-port=1 straggler-minmax-count=1
+        tensorboard-log-interval=1
+        """,
+    ),
+    (
+        "there is a single checkpoint format, which every parallel layout can load",
+        """
+        async-ckpt-cpu-priority=1 async-ckpt-io-priority=1 async-ckpt-use-cpu-shm async-save async-strategy=1
+        auto-detect-ckpt-format ckpt-assume-constant-structure ckpt-convert-update-legacy-dist-opt-format
+        ckpt-drop-redundant-extra-state ckpt-fully-parallel-load ckpt-fully-parallel-load-exchange-algo=1
+        ckpt-fully-parallel-load-per-rank-objects ckpt-fully-parallel-load-process-group=1
+        ckpt-fully-parallel-save ckpt-fully-parallel-save-process-group=1 ckpt-pg-tensors-cache-create
+        ckpt-pg-tensors-cache-path=1 disable-ckpt-load-validate-sharding-integrity
+        disable-save-tokenizer-assets disable-strict-fsdp-dtensor-load
+        disable-use-tokenizer-model-from-checkpoint-args dist-ckpt-format=1 dist-ckpt-optim-fully-reshardable
+        dist-ckpt-save-pre-mcore-014 dist-ckpt-strictness=1 dist-ckpt-workers=1
+        distrib-optim-fully-reshardable-mem-efficient no-ckpt-fully-parallel-save
+        no-ckpt-load-validate-sharding-integrity no-save-tokenizer-assets no-strict-fsdp-dtensor-load
+        no-use-tokenizer-model-from-checkpoint-args use-persistent-ckpt-worker verify-integrity
+        """,
+    ),
+    (
+        "the random state of a checkpoint is a single seed",
+        """
+        no-save-rng
+        """,
+    ),
+    (
+        "a missing start point is always an error",
+        """
+        exit-on-missing-checkpoint
+        """,
+    ),
+    (
+        "a signal always saves a checkpoint and ends the run",
+        """
+        exit-signal-handler exit-signal-handler-for-training
+        """,
+    ),
+    (
+        "ranks synchronize once per step, so that garbage collections need no alignment",
+        """
+        disable-manual-gc-eval no-manual-gc-eval
+        """,
+    ),
+    (
+        "indexed datasets are always memory-mapped, and the loader's work does not change the samples",
+        """
+        dataloader-defer-npy-index-mmap dataloader-fast-cache-load no-create-attention-mask-in-dataloader
+        no-mmap-bin-files num-dataset-builder-threads=1
+        """,
+    ),
+    (
+        "a step whose gradient is not finite is always skipped and counted",
+        """
+        no-check-for-nan-in-loss-and-grad
+        """,
+    ),
+)
+"""Reason and flags: with ``=1`` a flag takes a value, with ``=+`` one or more."""
+
+UNSUPPORTED: tuple[tuple[str, str], ...] = (
+    (
+        "training begins at the checkpoint that is the latest; use --load with the folder, which llmctl checkpoint lists",
+        """
+        ckpt-step override-ckpt-iteration
+        """,
+    ),
+    (
+        "use --keep-last",
+        """
+        save-retain-interval
+        """,
+    ),
+    (
+        "weights of every layout start alike from --init-method-std; leave the flag out",
+        """
+        embedding-init-method-std init-method-xavier-uniform init-model-with-meta-device no-initialization
+        """,
+    ),
+    (
+        "all weights follow one learning rate; leave the flag out",
+        """
+        decoupled-lr decoupled-min-lr freeze-all-layers head-lr-mult
+        """,
+    ),
+    (
+        "biases and norms never decay, everything else does; leave the flag out",
+        """
+        apply-wd-to-qk-layernorm no-weight-decay-cond-type
+        """,
+    ),
+    (
+        "the global batch size is constant; use --global-batch-size",
+        """
+        decrease-batch-size-if-needed step-batch-size-schedule
+        """,
+    ),
+    (
+        "use --rope-scaling with rope_type=yarn and the numbers of yarn",
+        """
+        mscale mscale-all-dim no-yarn-correction-range-round-to-int rope-type rotary-scaling-factor
+        yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int yarn-original-max-position-embeddings
+        """,
+    ),
+    (
+        "use --rope-scaling with rope_type=linear factor=N",
+        """
+        rotary-seq-len-interpolation-factor
+        """,
+    ),
+    (
+        "use --window-layers",
+        """
+        window-attn-skip-freq
+        """,
+    ),
+    (
+        "use --attention-sinks for a learned logit in the softmax",
+        """
+        softmax-type
+        """,
+    ),
+    (
+        "other low precisions are not supported; train with --bf16",
+        """
+        disable-fp8-wgrad first-last-layers-bf16 fp4-format fp4-param-gather fp4-quantizer-factory fp4-recipe
+        fp8-output-proj fp8-param-gather fp8-quantizer-factory fp8-recipe keep-fp8-transpose-cache
+        kitchen-config-file kitchen-recipe-number moe-router-padding-for-fp8
+        moe-router-padding-for-quantization no-fp8-wgrad num-layers-at-end-in-bf16 num-layers-at-start-in-bf16
+        reuse-grad-buf-for-mxfp8-param-ag te-precision-config-file
+        """,
+    ),
+    (
+        "this optimizer is not available; use --optimizer adam or sgd",
+        """
+        lion-beta1 lion-beta2 muon-coefficient-type muon-extra-scale-factor muon-fp32-matmul-prec
+        muon-momentum muon-nesterov muon-no-split-qkv muon-num-ns-steps muon-scalar-optimizer muon-scale-mode
+        muon-tp-mode muon-use-syrk
+        """,
+    ),
+    (
+        "activation offloading is not supported; use --recompute-granularity full, or --optimizer-cpu-offload",
+        """
+        activation-offload-fraction cpu-offloading-retain-pinned-cpu-buffers delay-offload-until-cuda-graph
+        delta-offload-bytes-across-pp-ranks fine-grained-activation-offloading
+        fine-grained-offloading-max-inflight-offloads min-offloaded-tensor-size offload-modules
+        """,
+    ),
+    (
+        "is not supported; leave the flag out",
+        """
+        adlr-autoresume adlr-autoresume-interval apply-query-key-layer-scaling attention-output-gate
+        batch-invariant-backend batch-invariant-mode cache-mla-latents check-for-large-grads
+        check-weight-hash-across-dp-replicas-interval config-logger-dir
+        ddp-param-name-patterns-for-fp32-local-accumulation ddp-reduce-scatter-with-fp32-accumulation
+        disable-bf16-reduced-precision-matmul disable-dsa-indexer-rotate-activation
+        disable-dsa-indexer-scoring-relu disable-mamba-mem-eff-path distributed-timeout-seconds-after-init
+        dump-param-to-param-group-map enable-experimental enable-full-sharding-in-hsdp enable-mhc-connections
+        exit-signal exit-signal-handler-for-dataloader expert-tensor-parallel-num-weight-shards
+        fake-process-group fp16-lm-cross-entropy fp32-residual-connection
+        fsdp-db-use-persist-buf-on-alloc-fail gpu-sniff-test-interval gtp-expert-remat-nccl-ub
+        gtp-remat-nccl-ub gtp-remat-opt-in-modules gtp-remat-reduce-scatter-with-fp32-accumulation
+        hybrid-context-parallel iterations-to-skip lazy-mpu-init max-seqlen-per-dp-cp-rank
+        megatron-fsdp-enable-fine-grained-param-gather megatron-fsdp-grad-comm-dtype
+        megatron-fsdp-main-grads-dtype megatron-fsdp-main-params-dtype megatron-fsdp-max-pool-double-buffer
+        megatron-fsdp-version mhc-init-gating-factor mhc-num-residual-streams mhc-recompute-layer-num
+        mhc-sinkhorn-iterations mlp-chunks-for-training moe-combine-bwd-dtype moe-dispatch-fwd-dtype
+        moe-enable-routing-replay moe-expert-rank-capacity-factor moe-latent-size moe-mlp-glu-interleave-size
+        moe-pad-experts-for-cuda-graph-inference moe-paged-stash moe-paged-stash-buffer-size-factor-cpu
+        moe-paged-stash-buffer-size-factor-cuda moe-paged-stash-page-size moe-router-force-biased
+        moe-router-quantile-balancing-ema moe-shared-expert-glu-interleave-size moe-single-grouped-bias
+        moe-single-grouped-weight moe-upcycling-granularity mrope-section mtp-detach-heads mtp-hsm
+        mtp-standalone mtp-use-repeated-layer mup-attn-scale-power mup-base-head-dim mup-base-hidden-size
+        mup-embedding-mult mup-output-mult mup-width-mult no-dsa-indexer-rotate-activation
+        no-dsa-indexer-scoring-relu no-rope-freq no-use-layer-wise-param-layout onnx-safe
+        outer-dp-sharding-strategy output-logit-dtype qk-clip qk-clip-alpha qk-clip-threshold
+        result-rejected-tracker-filename run-workload-inspector-server spec symmetric-ar-type
+        tensor-parallel-num-weight-shards train-sync-interval use-kitchen-attention use-mup
+        use-tp-pp-dp-mapping yaml-cfg
+        """,
+    ),
+    (
+        "this change of the data is not supported; leave the flag out",
+        """
+        allow-ambiguous-pad-tokens dataloader-inter-document-masking fim-data fim-eod-token fim-fragment-rate
+        fim-middle-token fim-no-prefix fim-pad-token fim-prefix-token fim-rate fim-split-sample fim-spm-rate
+        fim-suffix-token mid-level-dataset-surplus object-storage-cache-path per-dataset-sequences-path
+        phase-transition-iterations sample-rate
+        """,
+    ),
+    (
+        "is a flag of Megatron-LM's inference; use llmctl generate",
+        """
+        bert-embedder-type decode-only-cuda-graphs enable-chunked-prefill flash-decode
+        inference-batch-times-seqlen-threshold inference-coordinator-port inference-cuda-graph-all-prefills
+        inference-cuda-graph-max-tokens inference-cuda-graph-scope inference-disable-ep-consensus
+        inference-disable-triton-nvls-kernels inference-dynamic-batching
+        inference-dynamic-batching-async-sched-mode inference-dynamic-batching-block-size
+        inference-dynamic-batching-buffer-size-gb inference-dynamic-batching-cuda-graph-mixed-prefill-count
+        inference-dynamic-batching-cuda-graph-sizing-distribution inference-dynamic-batching-logprobs-mode
+        inference-dynamic-batching-mamba-memory-ratio inference-dynamic-batching-max-requests
+        inference-dynamic-batching-max-tokens inference-dynamic-batching-num-cuda-graphs
+        inference-dynamic-batching-paused-buffer-size-gb inference-dynamic-batching-prefix-caching
+        inference-dynamic-batching-prefix-caching-coordinator-policy
+        inference-dynamic-batching-prefix-caching-eviction-policy
+        inference-dynamic-batching-prefix-caching-mamba-gb
+        inference-dynamic-batching-prefix-caching-routing-alpha inference-dynamic-batching-sampling-backend
+        inference-dynamic-batching-track-generated-token-events
+        inference-dynamic-batching-track-paused-request-events inference-dynamic-batching-unified-memory-level
+        inference-fuse-tp-communication inference-grouped-gemm-backend inference-logging-step-interval
+        inference-max-requests inference-max-seq-length inference-moe-disable-fused-quant-kernels
+        inference-moe-token-dispatcher-type inference-rng-tracker inference-shards
+        inference-text-gen-server-logging inference-use-synchronous-zmq-collectives inference-wandb-logging
+        mamba-inference-conv-states-dtype mamba-inference-ssm-states-dtype max-tokens-to-oom
+        mlp-chunks-for-prefill nccl-all-reduce-for-prefill num-speculative-tokens output-bert-embeddings
+        use-legacy-static-engine use-same-sampling-seed-across-dp-ranks
+        """,
+    ),
+    (
+        "retrieval models are not supported",
+        """
+        bert-load biencoder-projection-dim biencoder-shared-query-context-model block-data-path embedding-path
+        evidence-data-path ict-head-size ict-load indexer-batch-size indexer-log-interval query-in-block-prob
+        retriever-report-topk-accuracies retriever-score-scaling titles-data-path use-one-sent-docs
+        """,
+    ),
+    (
+        "a failed rank ends its job, which llmctl submits again; leave the flag out",
+        """
+        calc-ft-timeouts enable-ft-package ft-num-warmup-iters inprocess-active-world-size
+        inprocess-barrier-timeout inprocess-completion-timeout inprocess-empty-cuda-cache
+        inprocess-granularity inprocess-hard-timeout inprocess-heartbeat-interval inprocess-heartbeat-timeout
+        inprocess-last-call-wait inprocess-max-iterations inprocess-monitor-process-interval
+        inprocess-monitor-thread-interval inprocess-progress-watchdog-interval inprocess-restart
+        inprocess-soft-timeout inprocess-termination-grace-time
+        """,
+    ),
+    (
+        "steps are not repeated to find faults; leave the flag out",
+        """
+        check-for-spiky-loss error-injection-rate error-injection-type rerun-mode
+        """,
+    ),
+    (
+        "checkpoints have one kind and one place; use --save, --save-interval and --keep-last",
+        """
+        ckpt-convert-format ckpt-convert-save load-main-params-from-ckpt non-persistent-ckpt-type
+        non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo non-persistent-local-ckpt-dir
+        non-persistent-save-interval persistent-save-interval replication replication-factor replication-jump
+        save-activations-interval save-dgrads-interval save-params-interval save-tokens-per-expert-interval
+        save-wgrads-interval use-mp-args-from-checkpoint-args
+        """,
+    ),
+    (
+        "models of images are not supported",
+        """
+        classes-fraction data-per-class-fraction dino-bottleneck-size dino-freeze-last-layer
+        dino-head-hidden-size dino-local-crops-number dino-local-img-size dino-norm-last-layer
+        dino-teacher-temp dino-warmup-teacher-temp dino-warmup-teacher-temp-epochs img-h img-w iter-per-epoch
+        mask-factor mask-type no-data-sharding num-channels num-classes patch-dim swin-backbone-type
+        vision-backbone-type vision-pretraining vision-pretraining-type
+        """,
+    ),
+    (
+        "data and checkpoints are files; leave the flag out",
+        """
+        disable-msc enable-msc
+        """,
+    ),
+    (
+        "models with state-space, linear or sparse attention are not supported",
+        """
+        dsa-indexer-head-dim dsa-indexer-k-norm-epsilon dsa-indexer-k-norm-fp32 dsa-indexer-loss-coeff
+        dsa-indexer-n-heads dsa-indexer-rope-interleaved dsa-indexer-skip-topk-offset dsa-indexer-topk
+        dsa-indexer-topk-freq dsa-indexer-use-sparse-loss dsa-kernel-backend experimental-attention-variant
+        gdp-cutedsl-kernel gdp-num-chunk-states-to-recompute gdp-num-householder kitchen-attention-backend
+        linear-attention-freq linear-conv-kernel-dim linear-key-head-dim linear-num-key-heads
+        linear-num-value-heads linear-value-head-dim mamba-head-dim mamba-num-groups mamba-num-heads
+        mamba-state-dim mamba-training-ssm-states-dtype mtp-hybrid-override-pattern
+        """,
+    ),
+    (
+        "evaluation uses the training's batches; use --eval-interval, --eval-iters and --valid-data-path",
+        """
+        eval-global-batch-size eval-micro-batch-size full-validation multiple-validation-sets skip-train
+        start-eval-at-iter test-mode validation-set-names
+        """,
+    ),
+    (
+        "faults are not injected; leave the flag out",
+        """
+        fault-injector-delay-start-iteration fault-injector-fault-delay fault-injector-fault-probabilities
+        fault-injector-fault-types fault-injector-mtti-seconds fault-injector-num-ranks
+        fault-injector-offset-seconds fault-injector-ranks fault-injector-seed
+        """,
+    ),
+    (
+        "reinforcement learning is not supported",
+        """
+        grpo-clamp-eps-lower grpo-clamp-eps-upper grpo-entropy-term-weight grpo-filter-groups-with-same-reward
+        grpo-group-size grpo-iterations grpo-kl-beta grpo-prompts-per-step langrl-env-config perform-rl-step
+        refit-method rl-consumption-granularity rl-default-temperature rl-default-top-k rl-default-top-p
+        rl-durable-rollout-bank rl-generation-lag rl-importance-sampling-truncation-coef
+        rl-inference-expert-model-parallel-size rl-inference-expert-tensor-model-parallel-size
+        rl-inference-logprobs-is-correction rl-inference-model-unified-memory-level rl-inference-parsers
+        rl-inference-pipeline-model-parallel-size rl-inference-tensor-model-parallel-size
+        rl-kv-cache-management-mode rl-max-inflight-requests rl-offload-inference-model-weights-when-idle
+        rl-offload-optimizer-during-inference rl-partial-rollouts rl-persist-cuda-graphs rl-profile
+        rl-profile-dir rl-prompts-per-eval rl-rollout-bank-dir rl-rollout-bank-max-bytes
+        rl-sequence-packing-algo rl-sequence-packing-max-sequences-per-bin rl-skip-bos-token
+        rl-submission-granularity rl-training-cuda-graphs rl-use-sequence-packing rl-verify-model-weights-swap
+        """,
+    ),
+    (
+        "layers of different shapes are not supported",
+        """
+        heterogeneous-layers-config-encoded-json heterogeneous-layers-config-path
+        """,
+    ),
+    (
+        "distillation is not supported",
+        """
+        logits-load-decode-threads logits-load-dir logits-load-ignore-errors logits-load-kd-loss-alpha
+        logits-load-msc-prefetch-depth logits-load-prefetch-factor logits-save-dir logits-save-dtype
+        logits-save-top-k logits-save-top-p logits-save-top-p-min-k
+        """,
+    ),
+    (
+        "these values are not logged; leave the flag out",
+        """
+        moe-routing-trace-capture-hidden-states moe-routing-trace-capture-logits
+        moe-routing-trace-dump-weights moe-routing-trace-max-training-iters moe-routing-trace-path
+        """,
+    ),
+    (
+        "tokenize each conversation, and use --sample-packing with --answer-only-loss",
+        """
+        sft-tokenizer-prompt-format
+        """,
+    ),
+)
+"""Sentence and the flags that are refused with it."""
+
+
+def ignored_flags() -> dict[str, tuple[str, int]]:
+    """Flag -> why it has no effect, and its number of values; -1 for one or more."""
+    result = {}
+    for reason, words in IGNORED:
+        for word in words.split():
+            name, _, values = word.partition("=")
+            result[name] = (reason, {"": 0, "1": 1, "+": -1}[values])
+    return result
+
+
+def unsupported_flags() -> dict[str, str]:
+    """Flag -> the sentence of its refusal."""
+    return {name: sentence for sentence, names in UNSUPPORTED for name in names.split()}
