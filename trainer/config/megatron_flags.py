@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.config.further_flags import ignored_flags, unsupported_flags
+from trainer.config.ignored_flags import ignored_flags
+from trainer.config.unsupported_flags import unsupported_flags
 
 
 @dataclass(frozen=True)
@@ -277,6 +278,8 @@ REFUSED: dict[str, str] = {
     "rampup-batch-size": "the global batch size is constant; leave the flag out",
     "use-checkpoint-opt-param-scheduler": "the learning rate follows the config; give the schedule of the checkpoint's "
     "config by --lr, --min-lr, --lr-decay-style, --lr-decay-iters and --lr-warmup-iters",
+    "deepspeed-config": "the file is not read; give its meaning by flags: --zero-stage, --bf16 or --fp16, --clip-grad, "
+    "--optimizer-cpu-offload",
     "data-parallel-random-init": "replicas must start from the same weights; leave the flag out",
     "use-embedding-scaling": "use --embedding-scale with the factor, such as the square root of --hidden-size",
     "tokenizer-metadata": "the kind of the tokenizer follows from its files or --tokenizer-type; leave the flag out",

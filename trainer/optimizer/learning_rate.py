@@ -59,5 +59,5 @@ def _decay_share(style: str, progress: float) -> float:
     if style == "cosine":
         return 0.5 * (math.cos(math.pi * progress) + 1.0)
     if style == "exponential":
-        return 2.0 * 0.5**progress - 1.0
+        return 2.0 * math.pow(0.5, progress) - 1.0
     return 1.0 - (math.sqrt(progress) if style == "minus_sqrt" else progress)
