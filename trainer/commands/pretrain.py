@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 the run failed, 2 bad flags, 3 bad config, 130 interrupted
 
 from __future__ import annotations
 
-import difflib
 import sys
 import typing
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -14,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.config.counted_flags import COUNTED, iterations_of
 from trainer.config.errors import ConfigError
-from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT, Alias
+from trainer.config.spelling import nearest_word
 from trainer.config.train_config import TrainConfig
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.planning.build_config import build_config, known_keys, read_yaml
@@ -62,27 +63,42 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     result = CommandLine()
     keys = flag_keys()
     yielding: dict[str, Any] = {}
+    counted: dict[str, str] = {}
     for flag, values in _flags(arguments):
         if flag == "config":
             result.config_file = Path(_one(flag, values))
         elif flag in keys:
             result.values[keys[flag]] = _key_value(flag, keys[flag], values)
         elif flag in ALIASES:
-            alias = ALIASES[flag]
-            target = yielding if alias.yields else result.values
-            value = _one(flag, values) if alias.value is None else _none(flag, values, alias.value)
-            target[alias.key] = value if alias.entry is None else {**target.get(alias.key, {}), alias.entry: value}
+            _take_alias(flag, values, result.values, yielding)
+        elif flag in COUNTED:
+            counted[flag] = _one(flag, values)
         elif flag in WITHOUT_EFFECT:
             result.notes.append(_without_effect(flag, values))
         elif flag in REFUSED:
             raise UsageError(f"--{flag}: {REFUSED[flag]}")
         else:
             raise UsageError(_unknown(flag, keys))
-    for key, value in yielding.items():
-        given = result.values.setdefault(key, value)
-        if isinstance(value, dict) and isinstance(given, dict):
-            result.values[key] = {**value, **given}
+    try:
+        result.values.update(iterations_of(counted, result.values))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    _fill_in(result.values, yielding)
     return result
+
+
+def _take_alias(flag: str, values: Sequence[str], settled: dict[str, Any], yielding: dict[str, Any]) -> None:
+    for alias in (ALIASES[flag], *ALIASES[flag].also):
+        target = yielding if alias.yields else settled
+        value = _alias_value(flag, alias, values)
+        target[alias.key] = value if alias.entry is None else {**target.get(alias.key, {}), alias.entry: value}
+
+
+def _fill_in(settled: dict[str, Any], yielding: dict[str, Any]) -> None:
+    for key, value in yielding.items():
+        given = settled.setdefault(key, value)
+        if isinstance(value, dict) and isinstance(given, dict):
+            settled[key] = {**value, **given}
 
 
 def _flags(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -90,12 +106,24 @@ def _flags(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     for argument in arguments:
         if argument.startswith("--") and len(argument) > 2:
             name, equals, value = argument[2:].partition("=")
-            flags.append((name, [value] if equals else []))
+            # Megatron-DeepSpeed and torchrun write some flags with underscores.
+            flags.append((name.replace("_", "-"), [value] if equals else []))
         elif flags:
             flags[-1][1].append(argument)
         else:
             raise UsageError(f"{argument!r}: is not a flag; use flags only, such as --config FILE or --train-iters 100")
     return flags
+
+
+def _alias_value(flag: str, alias: Alias, values: Sequence[str]) -> Any:
+    if alias.value is not None:
+        return _none(flag, values, alias.value)
+    value = _one(flag, values)
+    if alias.words is None:
+        return value
+    if value not in alias.words:
+        raise UsageError(f"--{flag}: {value!r} is not valid; use {' or '.join(alias.words)}")
+    return alias.words[value]
 
 
 def _one(flag: str, values: Sequence[str]) -> str:
@@ -134,7 +162,9 @@ def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
 
 def _without_effect(flag: str, values: Sequence[str]) -> str:
     accepted = WITHOUT_EFFECT[flag]
-    if len(values) != accepted.values:
+    if accepted.values < 0 and not values:
+        raise UsageError(f"--{flag}: takes one or more values")
+    if 0 <= accepted.values != len(values):
         raise UsageError(f"--{flag}: takes {accepted.values or 'no'} value{'s' * (accepted.values != 1)}")
     if accepted.only and values[0] not in accepted.only:
         raise UsageError(f"--{flag}: {values[0]!r} is not available here; use {' or '.join(accepted.only)}")
@@ -142,12 +172,8 @@ def _without_effect(flag: str, values: Sequence[str]) -> str:
 
 
 def _unknown(flag: str, keys: Mapping[str, str]) -> str:
-    known = [*keys, *ALIASES, *WITHOUT_EFFECT, "config"]
-    spelled = flag.replace("_", "-")
-    if spelled in known:
-        return f"--{flag}: flags are written with dashes: --{spelled}"
-    near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.75)
-    return f"--{flag}: unknown flag" + (f"; did you mean --{near[0]}?" if near else "; flags are the config's keys")
+    near = nearest_word(flag, [*keys, *ALIASES, *COUNTED, *WITHOUT_EFFECT, "config"])
+    return f"--{flag}: unknown flag" + (f"; did you mean --{near}?" if near else "; flags are the config's keys")
 
 
 def build_train_config(command_line: CommandLine) -> TrainConfig:

@@ -6,8 +6,12 @@ reason, or refused with a sentence. No flag is ignored silently.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from trainer.config.ignored_flags import ignored_flags
+from trainer.config.unsupported_flags import unsupported_flags
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,16 @@ class Alias:
         value: value that a flag without an argument sets; None takes the argument that follows.
         yields: the alias loses if the key is also set by its own name; of a mapping, the entries that are set there.
         entry: entry of a mapping that the flag sets; None sets the whole key.
+        words: value of the key for each argument; None takes the argument itself.
+        also: further keys that a flag without an argument sets.
     """
 
     key: str
     value: Any = None
     yields: bool = False
     entry: str | None = None
+    words: Mapping[str, Any] | None = None
+    also: tuple[Alias, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class WithoutEffect:
 
     Attributes:
         reason: sentence for the log that says why nothing need be done.
-        values: number of arguments that follow.
+        values: number of arguments that follow; -1 for one or more.
         only: values for which the reason holds; the flag is refused with any other value.
     """
 
@@ -50,6 +58,16 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+_FULL_RECOMPUTE = Alias(
+    "training.recompute_granularity",
+    "full",
+    also=(
+        Alias("training.recompute_method", "uniform", yields=True),
+        Alias("training.recompute_num_layers", 1, yields=True),
+    ),
+)
+_ZERO_STAGES = {"0": "no_shard", "1": "optim", "2": "optim_grads", "3": "optim_grads_params"}
 
 ALIASES: dict[str, Alias] = {
     "rope-theta": Alias("model.rotary_base"),
@@ -74,6 +92,14 @@ ALIASES: dict[str, Alias] = {
     "activations-checkpoint-method": Alias("training.recompute_method"),
     "activations-checkpoint-num-layers": Alias("training.recompute_num_layers"),
     "checkpoint-num-layers": Alias("training.recompute_num_layers"),
+    # Megatron-LM before 2022: every layer is recomputed, one at a time unless --checkpoint-num-layers says more.
+    "checkpoint-activations": _FULL_RECOMPUTE,
+    # llm-jp/Megatron-LM, branch tsubame, megatron/core/tensor_parallel/cross_entropy.py: a fixed coefficient.
+    "use-z-loss": Alias("model.z_loss_coeff", 1e-4),
+    # Megatron-DeepSpeed, megatron/arguments.py.
+    "deepspeed-activation-checkpointing": _FULL_RECOMPUTE,
+    "zero-stage": Alias("parallel.data_parallel_sharding_strategy", words=_ZERO_STAGES),
+    "no-pipeline-parallel": Alias("parallel.pipeline_model_parallel_size", 1, yields=True),
     "use-torch-fsdp2": Alias("parallel.data_parallel_sharding_strategy", "optim_grads_params", yields=True),
 }
 
@@ -86,6 +112,8 @@ _EXPERT_KERNELS = "expert kernels are selected for the device; the result is the
 _FP32_STATE = "main gradients, master weights and moments are always float32"
 _DISPATCHERS = ("alltoall", "alltoall_seq", "allgather", "flex")
 _REPORTING = "metrics.jsonl and the log always contain this value"
+_DEEPSPEED = "is a flag of Megatron-DeepSpeed; "
+_SCHEDULE = "the learning rate always follows the config, and the number of steps the checkpoint"
 _WANDB = "metrics go to metrics.jsonl in the run directory; nothing is sent to Weights & Biases"
 
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
@@ -195,8 +223,24 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "wandb-name": WithoutEffect(_WANDB, 1),
     "wandb-exp-name": WithoutEffect(_WANDB, 1),
     "wandb-save-dir": WithoutEffect(_WANDB, 1),
+    "wandb-group": WithoutEffect(_WANDB, 1),
+    "wandb-tag": WithoutEffect(_WANDB, 1),
+    "use-wandb": WithoutEffect(_WANDB),
+    "use-mpi": WithoutEffect("ranks are found under mpirun as under every other launcher"),
+    "use-gcp-dynamic-checkpointing": WithoutEffect("a job that is about to be ended saves a checkpoint by itself"),
+    "use-flash-attn-v2": WithoutEffect(
+        "--attention-backend selects the kernels; the default is the fastest backend that supports the config"
+    ),
+    "deepspeed": WithoutEffect(_DEEPSPEED + "this trainer has its own ZeRO, which --zero-stage selects"),
+    "log-batch-size-to-tensorboard": WithoutEffect("no TensorBoard file is written"),
+    "log-optimizer-states-to-tensorboard": WithoutEffect(
+        _DEEPSPEED + "of the optimizer's state only the norm of the gradient is logged"
+    ),
+    "override-opt-param-scheduler": WithoutEffect(_SCHEDULE),
+    "timing-log-option": WithoutEffect(_REPORTING, 1),
     "ckpt-format": WithoutEffect("there is a single checkpoint format, which every parallel layout can load", 1),
     "use-dist-ckpt": WithoutEffect("there is a single checkpoint format, which every parallel layout can load"),
+    **{name: WithoutEffect(*meaning) for name, meaning in ignored_flags().items()},
 }
 
 _TORCHRUN = "is a flag of the launcher; give it to torchrun, before -m trainer"
@@ -207,7 +251,6 @@ _OTHER_ROUTER = (
 )
 _OFFLOAD = "activation offloading is not supported; use --recompute-granularity full, or --optimizer-cpu-offload"
 _SPACES = "the SentencePiece model decides about repeated spaces; leave the flag out, or use a model that keeps them"
-_SAMPLES = "training length is counted in iterations; use --train-iters, --lr-decay-iters or --lr-warmup-iters"
 
 REFUSED: dict[str, str] = {
     "is-hybrid-model": _HYBRID,
@@ -228,16 +271,17 @@ REFUSED: dict[str, str] = {
     "pipeline-model-parallel-split-rank": "encoder and decoder are on the same ranks; leave the flag out",
     "cpu-offloading": _OFFLOAD,
     "cpu-offloading-num-layers": _OFFLOAD,
-    "checkpoint-activations": "use --recompute-granularity full --recompute-method uniform instead",
     "qk-l2-norm": "a norm of queries and keys without weights is not supported; use --qk-layernorm",
     "fp8-format": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
     "fp8-hybrid": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
     "fp8-e4m3": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
-    "use-z-loss": "the z-loss over the vocabulary is not supported; leave the flag out, which changes the loss",
-    "train-samples": _SAMPLES,
-    "lr-decay-samples": _SAMPLES,
-    "lr-warmup-samples": _SAMPLES,
     "rampup-batch-size": "the global batch size is constant; leave the flag out",
+    "use-checkpoint-opt-param-scheduler": "the learning rate follows the config; give the schedule of the checkpoint's "
+    "config by --lr, --min-lr, --lr-decay-style, --lr-decay-iters and --lr-warmup-iters",
+    "deepspeed-config": "the file is not read; give its meaning by flags: --zero-stage, --bf16 or --fp16, --clip-grad, "
+    "--optimizer-cpu-offload",
+    "data-parallel-random-init": "replicas must start from the same weights; leave the flag out",
+    "use-embedding-scaling": "use --embedding-scale with the factor, such as the square root of --hidden-size",
     "tokenizer-metadata": "the kind of the tokenizer follows from its files or --tokenizer-type; leave the flag out",
     "padded-vocab-size": "use --vocab-size, which is padded to a multiple of --make-vocab-size-divisible-by",
     "no-pad-vocab-size": "use --make-vocab-size-divisible-by 1 instead",
@@ -257,19 +301,14 @@ REFUSED: dict[str, str] = {
     "sft": "tokenize each conversation into a document of alternating prompt and answer sequences, and use "
     "--sample-packing with --answer-only-loss",
     "pretrained-checkpoint": "use --load with the folder, together with --finetune",
-    "nproc_per_node": _TORCHRUN,
     "nproc-per-node": _TORCHRUN,
     "nnodes": _TORCHRUN,
-    "node_rank": _TORCHRUN,
     "node-rank": _TORCHRUN,
-    "master_addr": _TORCHRUN,
     "master-addr": _TORCHRUN,
-    "master_port": _TORCHRUN,
     "master-port": _TORCHRUN,
-    "local_rank": _TORCHRUN,
     "local-rank": _TORCHRUN,
-    "use_env": _TORCHRUN,
     "use-env": _TORCHRUN,
+    **unsupported_flags(),
 }
 
 TokenizerType = Literal[

@@ -31,14 +31,19 @@ class TokenizerKeys(BaseModel):
     tiktoken_num_special_tokens: NonNegativeInt = 1000
     """Ids reserved before the first rank of a JSON vocabulary."""
     tokenizer_hf_include_special_tokens: bool = False
-    """Add the special tokens that a tokenizer.json puts around a text, and encode the names of special tokens in the
-    text as these tokens; Megatron-LM's default. Off: text never becomes a special token."""
+    """Of a tokenizer.json, or vocab.json with merges.txt: add the special tokens that it puts around a text, and encode
+    the names of special tokens in the text as these tokens; Megatron-LM's default. Off: text never becomes a special
+    token."""
     eod_token: str | None = None
     """Name of the token that ends a document. Unset: taken from the files, else the usual name in the vocabulary."""
 
     @field_validator("tokenizer_type", mode="before")
     @classmethod
     def _check_tokenizer_type(cls, value: Any) -> Any:
+        # llm-jp/Megatron-LM: the folder of tokenizer_model, read by transformers. Documents there begin with BOS, which
+        # belongs to the data.
+        if value == "Llama3Tokenizer":
+            return "HuggingFaceTokenizer"
         if value in NOT_OF_TEXT:
             raise ValueError(NOT_OF_TEXT_MESSAGE)
         return value

@@ -159,6 +159,7 @@ _TRAINING_ONLY = frozenset(
         "moe_router_load_balancing_type",
         "moe_aux_loss_coeff",
         "moe_z_loss_coeff",
+        "z_loss_coeff",
         "moe_expert_capacity_factor",
         "moe_token_drop_policy",
         "moe_router_bias_update_rate",

@@ -48,7 +48,7 @@ class GPTHead(nn.Module):
         rows_per_rank = len(table)
         self.num_valid = min(max(vocab_size - tp.rank * rows_per_rank, 0), rows_per_rank)
         """This rank's columns of the vocabulary; padding follows them."""
-        self._terms = LossTerms(softcap=model.final_logit_softcapping)
+        self._terms = LossTerms(z_loss=model.z_loss_coeff, softcap=model.final_logit_softcapping)
         self.project: ColumnParallelLinear | None = None
         if model.embedding_size is not None:
             shape = (model.embedding_size, model.hidden_size)

@@ -29,8 +29,8 @@ class VocabColumns:
 class LossTerms:
     """Loss terms besides the plain cross entropy.
 
-    Training sets only ``softcap``: the config keys are Megatron-LM's flags, and Megatron-LM has no flags for the other
-    terms. Custom losses that call ``vocab_parallel_cross_entropy`` may set them.
+    Training sets ``z_loss`` and ``softcap``. Custom losses that call ``vocab_parallel_cross_entropy``
+    may set the others.
 
     Attributes:
         z_loss: weight of the squared logarithm of the normaliser.

@@ -96,6 +96,11 @@ class OffloadedMasters:
             self._traffic.send(number, chunk)
         self._traffic.end()
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """See Masters."""
+        for chunk in self._chunks:
+            chunk.set_weight_decay(weight_decay)
+
     def set_steps(self, steps: int) -> None:
         """See Masters."""
         for chunk in self._chunks:
@@ -213,6 +218,10 @@ class _Chunk:
         self._step.step(lr, divisor, named)
         if self._masters:
             torch._foreach_copy_(list(self.targets), self._masters)
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """See Masters."""
+        self._step.set_weight_decay(weight_decay)
 
     def set_steps(self, steps: int) -> None:
         """See Masters."""

@@ -59,6 +59,10 @@ class Masters:
         """Update the masters from ``gradients / divisor``; the gradients are invalid afterwards."""
         self._step.step(lr, divisor, gradients)
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Use ``weight_decay`` from the next step on."""
+        self._step.set_weight_decay(weight_decay)
+
     def set_steps(self, steps: int) -> None:
         """Continue after ``steps`` steps: Adam's bias correction counts them."""
         self._step.steps = steps
@@ -69,7 +73,7 @@ class _Group:
     """Masters that one call steps."""
 
     names: Sequence[str]
-    weight_decay: float
+    decays: bool
     copies: Sequence[Tensor]
 
 
@@ -85,21 +89,26 @@ class _AdamW:
     ) -> None:
         self._config, self._masters, self._moments, self._adamw = config, masters, moments, adamw
         self.steps = 0
+        self._weight_decay = config.weight_decay
         self._groups = []
         for decay in (True, False):
             for is_copied in (True, False):
                 names = [name for name in masters if decays[name] == decay and (name in copies) == is_copied]
                 if names:
                     weights = [copies[name] for name in names] if is_copied else []
-                    self._groups.append(_Group(names, config.weight_decay if decay else 0.0, weights))
+                    self._groups.append(_Group(names, decay, weights))
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        self._weight_decay = weight_decay
 
     def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
         config = self._config
         self.steps += 1
         for group in self._groups:
             tensors = (self._masters, gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"])
+            decay = self._weight_decay if group.decays else 0.0
             constants = AdamWConstants(
-                lr, config.adam_beta1, config.adam_beta2, config.adam_eps, group.weight_decay, self.steps, divisor
+                lr, config.adam_beta1, config.adam_beta2, config.adam_eps, decay, self.steps, divisor
             )
             self._adamw(*([named[name] for name in group.names] for named in tensors), group.copies, constants)
 
@@ -127,11 +136,15 @@ class _SGD:
         for decay, strength in ((True, config.weight_decay), (False, 0.0)):
             parameters = [master for name, master in self._masters.items() if decays[name] == decay]
             if parameters:
-                groups.append({"params": parameters, "weight_decay": strength})
+                groups.append({"params": parameters, "weight_decay": strength, "decays": decay})
         self._optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, fused=True)
         for kind, named in moments.items():
             for name, master in self._masters.items():
                 self._optimizer.state[master][kind] = named[name]
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        for group in self._optimizer.param_groups if self._optimizer is not None else ():
+            group["weight_decay"] = weight_decay if group["decays"] else 0.0
 
     def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
         self.steps += 1

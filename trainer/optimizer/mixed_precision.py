@@ -90,6 +90,11 @@ class MixedPrecisionOptimizer:
         self._model.gradients.weights_changed()
         return StepOutcome(grad_norm=norm, skipped=False)
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Use ``weight_decay`` from the next step on, where weight decay applies."""
+        self._step.set_weight_decay(weight_decay)
+        self._offloaded.set_weight_decay(weight_decay)
+
     @torch.no_grad()
     def _publish_resident(self) -> None:
         pairs = [(shard.weight, self._masters[name]) for name, shard in self._resident.items()]

@@ -23,7 +23,7 @@ from trainer.planning.pipeline import virtual_stages_per_rank
 from trainer.planning.rope import check_rope
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections import ModelConfig, OptimizerConfig
     from trainer.config.train_config import TrainConfig
 
 
@@ -232,9 +232,33 @@ def _check_optimizer(config: TrainConfig) -> None:
         raise ConfigError(
             "optimizer.lr_warmup_fraction", "cannot be combined with lr_warmup_iters; set only one of the two"
         )
+    if optimizer.lr_decay_style == "WSD" and optimizer.lr_wsd_decay_iters is None:
+        raise ConfigError("optimizer.lr_wsd_decay_iters", "is unset, but lr_decay_style WSD needs it; set it")
+    if (optimizer.lr_wsd_decay_iters or 0) > decay_iters > 0:
+        raise ConfigError(
+            "optimizer.lr_wsd_decay_iters",
+            f"{optimizer.lr_wsd_decay_iters} is above lr_decay_iters {decay_iters}; lower it",
+        )
+    _check_weight_decay(optimizer)
     if optimizer.lr_decay_style != "constant" and 0 < decay_iters < optimizer.lr_warmup_iters:
         raise ConfigError(
             "optimizer.lr_warmup_iters",
             f"{optimizer.lr_warmup_iters} is above lr_decay_iters {decay_iters}; lower it or raise "
             "optimizer.lr_decay_iters",
+        )
+
+
+def _check_weight_decay(optimizer: OptimizerConfig) -> None:
+    start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
+    if optimizer.weight_decay_incr_style == "constant":
+        if start is not None or end is not None:
+            key = "start_weight_decay" if start is not None else "end_weight_decay"
+            raise ConfigError(
+                f"optimizer.{key}", "needs weight_decay_incr_style linear or cosine; set it, or use weight_decay"
+            )
+    elif start is None or end is None or end < start:
+        raise ConfigError(
+            "optimizer.weight_decay_incr_style",
+            f"{optimizer.weight_decay_incr_style} needs start_weight_decay and an end_weight_decay of at least that; "
+            "set both",
         )

@@ -18,7 +18,7 @@ import torch
 from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
-from trainer.optimizer.learning_rate import learning_rate
+from trainer.optimizer.learning_rate import learning_rate, weight_decay
 from trainer.pipeline.executor import forward_backward, forward_only
 from trainer.process.device import peak_memory_bytes
 from trainer.process.metrics import (
@@ -132,10 +132,13 @@ class TrainingLoop:
         self._beat("optimizer")
         lr = learning_rate(progress.optimizer_steps, self.config.optimizer, training.train_iters)
         loss_scale = self.optimizer.loss_scaler.scale
+        self.optimizer.set_weight_decay(
+            weight_decay(progress.optimizer_steps, self.config.optimizer, training.train_iters)
+        )
         outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
-        *sums, stops = sum_over_ranks([*self._own_losses(loss, len(counts)), float(self.stop.is_made())], self.device)
+        *sums, stops = sum_over_ranks([*self._own_losses(loss, len(counts)), float(self._is_to_stop())], self.device)
         self._count(outcome, dict(zip(own_counts, zip(sums, counts, strict=True), strict=True)))
         self._count_further_losses()
         self._interval_time_s += time.perf_counter() - began
@@ -143,6 +146,11 @@ class TrainingLoop:
         if progress.iteration % self.config.logging.log_interval == 0:
             self._log(outcome, lr, loss_scale)
         return stops > 0.0
+
+    def _is_to_stop(self) -> bool:
+        """True if this rank has a stop request, or has trained for exit_duration_in_mins."""
+        limit = self.config.training.exit_duration_in_mins
+        return self.stop.is_made() or (limit is not None and time.perf_counter() - self._began > 60.0 * limit)
 
     def _own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
         # Every tp rank of the last stage has the same sums; the first of them contributes them.

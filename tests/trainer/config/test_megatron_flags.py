@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.megatron_flag_table import PAGE, answer, page, recorded_flags
 from tests.waiting import HANG_S
 from trainer.commands.pretrain import UsageError, build_train_config, flag_keys, main, parse_command_line
 from trainer.config.errors import ConfigError
@@ -75,7 +76,7 @@ def without(arguments, *flags):
 
 @pytest.mark.parametrize("arguments", [PUBLISHED, BERT, MIXTRAL])
 def test_every_published_flag_is_on_exactly_one_list(arguments):
-    for flag in (argument[2:] for argument in arguments if argument.startswith("--")):
+    for flag in (argument[2:].replace("_", "-") for argument in arguments if argument.startswith("--")):
         lists = [flag in known for known in (flag_keys(), ALIASES, WITHOUT_EFFECT, REFUSED)]
         assert sum(lists) == 1, f"--{flag} is on {sum(lists)} lists"
 
@@ -89,13 +90,14 @@ def test_lists_do_not_overlap_and_aliases_exist():
 
 def test_published_script_becomes_a_config():
     refused = [argument[2:] for argument in PUBLISHED if argument[2:] in REFUSED]
-    assert refused == ["fp8-format", "use-z-loss"]
+    assert refused == ["fp8-format"]
     line = parse_command_line(without(PUBLISHED, *refused))
     config = build_train_config(line)
     assert config.model.rotary_base == 500000.0
     assert config.model.position_embedding_type == "rope"  # overrides --no-position-embedding
     assert config.model.num_query_groups == 8
     assert config.training.bf16
+    assert config.model.z_loss_coeff == 1e-4
     assert config.optimizer.lr == 1e-4
     assert config.data.data_path == ["text_document"]
     assert (config.data.tokenizer_type, config.data.tokenizer_model) == ("SentencePieceTokenizer", "t.model")
@@ -223,8 +225,8 @@ def test_flags_override_the_file(tmp_path):
     ("arguments", "said"),
     [
         (["--tensor-model-paralel-size", "2"], "did you mean --tensor-model-parallel-size?"),
-        (["--train_iters", "2"], "--train-iters"),
-        (["--use-z-loss"], "leave the flag out, which changes the loss"),
+        (["--train-samples", "8"], "--global-batch-size"),
+        (["--zero-stage", "4"], "use 0 or 1"),
         (["--fp8-format", "hybrid"], "--bf16"),
         (["--is-hybrid-model"], "state-space layers"),
         (["--qk-l2-norm"], "use --qk-layernorm"),
@@ -296,3 +298,53 @@ def test_an_interrupt_during_the_import_prints_no_traceback():
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stderr) == (130, "trainer: interrupted\n")
+
+
+@pytest.mark.parametrize("word", ["use-mpi-2", "used_wandb", "exit-duration-in-minutes", "zero-stages", "deep"])
+def test_a_distant_flag_is_no_suggestion(word):
+    with pytest.raises(UsageError) as caught:
+        parse_command_line([f"--{word}"])
+    said = str(caught.value)
+    for misleading in ("use-megatron-fsdp", "use-gigatoken", "reset-attention-mask", "eod-token", "--seed"):
+        assert misleading not in said
+
+
+@pytest.mark.parametrize("word", ["use-mpi", "use_wandb", "deepspeed", "override-opt_param-scheduler"])
+def test_words_of_other_programs_are_told(word):
+    assert len(parse_command_line([f"--{word}"]).notes) == 1
+
+
+def test_words_of_older_and_other_programs():
+    line = parse_command_line(["--checkpoint-activations", "--zero-stage", "2", "--train_iters", "3"])
+    assert line.values == {
+        "training.recompute_granularity": "full",
+        "training.recompute_method": "uniform",
+        "training.recompute_num_layers": 1,
+        "parallel.data_parallel_sharding_strategy": "optim_grads",
+        "training.train_iters": "3",
+    }
+
+
+def test_lengths_in_samples_and_tokens_are_iterations():
+    """The numbers of Megatron-DeepSpeed's 1.3B script: 300e9 tokens in batches of 512 x 2048, 600e9/2048 samples."""
+    sizes = ["--global-batch-size", "512", "--seq-length", "2048"]
+    tokens = ["--train-tokens", "300000000000", "--train-samples", "292968750"]
+    schedule = ["--lr-decay-tokens", "300000000000", "--lr-warmup-tokens", "3000000000"]
+    values = parse_command_line([*tokens, *schedule, *sizes]).values
+    assert values["training.train_iters"] == 286103
+    assert values["optimizer.lr_decay_iters"] == 300e9 / (512 * 2048)
+    assert values["optimizer.lr_warmup_iters"] == 3e9 / (512 * 2048)
+    values = parse_command_line(["--train-samples", "1030", "--lr-warmup-samples", "1024", *sizes]).values
+    assert (values["training.train_iters"], values["optimizer.lr_warmup_iters"]) == (2, 2)
+    with pytest.raises(UsageError, match="cannot be combined with --train-iters"):
+        parse_command_line(["--train-samples", "8", "--train-iters", "8", *sizes])
+
+
+def test_every_flag_of_megatron_has_an_answer():
+    flags = recorded_flags()
+    assert len(flags) > 800
+    assert {answer(flag)[0] for flag in flags} == {"meant", "no effect", "refused"}
+
+
+def test_the_page_of_flags_is_current():
+    assert PAGE.read_text() == page(), "run python -m tests.megatron_flag_table"

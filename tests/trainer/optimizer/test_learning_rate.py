@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.sections import OptimizerConfig
-from trainer.optimizer.learning_rate import learning_rate
+from trainer.optimizer.learning_rate import learning_rate, weight_decay
 
 
 def config(**keys):
@@ -26,12 +26,33 @@ def config(**keys):
         ("cosine", 5000, 0.1),
         ("linear", 60, 0.55),
         ("linear", 109, 0.109),
+        ("inverse-square-root", 40, 0.5),
+        ("inverse-square-root", 111, 0.1),
+        ("WSD", 70, 1.0),
+        ("WSD", 90, 0.1 + 0.9 * (2 * 0.5**0.5 - 1)),
+        ("WSD", 110, 0.1),
         ("constant", 5, 0.5),
         ("constant", 5000, 1.0),
     ],
 )
 def test_curve(style, step, expected):
-    assert learning_rate(step, config(lr_decay_style=style, lr_decay_iters=110), 500) == pytest.approx(expected)
+    assert learning_rate(
+        step, config(lr_decay_style=style, lr_decay_iters=110, lr_wsd_decay_iters=40), 500
+    ) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("style", "share"), [("linear", 0.75), ("cosine", 0.5 + 0.5**1.5), ("minus_sqrt", 0.5)])
+def test_the_decays_of_warmup_stable_decay(style, share):
+    keys = {"lr_decay_style": "WSD", "lr_wsd_decay_style": style, "lr_wsd_decay_iters": 40, "lr_decay_iters": 110}
+    assert learning_rate(80, config(**keys), 500) == pytest.approx(0.1 + 0.9 * share)
+
+
+@pytest.mark.parametrize(("style", "share"), [("linear", 0.25), ("cosine", 0.5 - 0.5**1.5)])
+def test_weight_decay_grows(style, share):
+    keys = {"start_weight_decay": 0.1, "end_weight_decay": 0.5, "weight_decay_incr_style": style}
+    assert weight_decay(25, config(**keys), 100) == pytest.approx(0.1 + 0.4 * share)
+    assert weight_decay(101, config(**keys), 100) == 0.5
+    assert weight_decay(25, config(weight_decay=0.3), 100) == 0.3
 
 
 def test_warmup_starts_at_its_own_rate():

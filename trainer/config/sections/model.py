@@ -87,6 +87,9 @@ class ModelConfig(Section):
     """c: attention scores become c * tanh(score / c) before the mask (Gemma 2)."""
     final_logit_softcapping: PositiveFloat | None = None
     """c: logits become c * tanh(logit / c) (Gemma 2)."""
+    z_loss_coeff: NonNegativeFloat = 0.0
+    """Factor of log(Z)^2 in the loss of each token, where Z is the normalizer of its softmax over the vocabulary (PaLM,
+    arXiv:2204.02311, section 5). The logged losses contain this term."""
     attention_sinks: bool = False
     """Each head learns a logit that takes part in the softmax without a value (gpt-oss)."""
     window_size: PositiveInt | None = None

@@ -41,6 +41,8 @@ class TrainingConfig(Section):
     """Iterations per evaluation; 0 disables evaluation."""
     exit_interval: PositiveInt | None = None
     """Save a checkpoint and exit when the iteration is a multiple of this number."""
+    exit_duration_in_mins: PositiveFloat | None = None
+    """Save a checkpoint and exit after the first iteration that ends this long after the training began."""
     recompute_granularity: Literal["selective", "full"] | None = None
     """Activations to recompute in backward. selective: the modules in recompute_modules; full: whole layers."""
     recompute_method: Literal["uniform", "block"] | None = None

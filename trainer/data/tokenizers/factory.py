@@ -134,7 +134,8 @@ def _vocabulary(kind: str, settings: TokenizerSettings) -> Vocabulary:
         merge_file = _file(settings.merge_file, model, "merges.txt", "merge_file")
         content = read_gpt2(vocab_file, merge_file)
         _add_tokens_beside(content, vocab_file.parent)
-        return HuggingFaceVocabulary(content, str(vocab_file), declared_names(vocab_file.parent))
+        around = settings.tokenizer_hf_include_special_tokens
+        return HuggingFaceVocabulary(content, str(vocab_file), declared_names(vocab_file.parent), around)
     if kind in _WORDPIECE:
         vocab_file = _file(settings.vocab_file, model, "vocab.txt", "vocab_file")
         content = read_wordpiece(vocab_file, lower_case=kind == _WORDPIECE[0])

@@ -178,6 +178,16 @@ def test_a_template_is_added_on_request(vocabularies: Vocabularies, tmp_path: Pa
     assert tokenizer.sha256 != without.sha256
 
 
+def test_special_tokens_in_a_text_for_the_two_files_of_gpt2(vocabularies: Vocabularies) -> None:
+    """What transformers, and so Megatron-LM, makes of the text: the token; by default text stays text."""
+    without = vocabularies.open("gpt2")
+    settings = replace(vocabularies.settings("gpt2"), tokenizer_hf_include_special_tokens=True)
+    text = "a<|endoftext|>b"
+    eod = open_tokenizer(settings).eod
+    assert open_tokenizer(settings).encode(text) == [*without.encode("a"), eod, *without.encode("b")]
+    assert eod not in without.encode(text)
+
+
 def test_the_fingerprint_is_of_the_content(vocabularies: Vocabularies, tmp_path: Path) -> None:
     assert len({vocabularies.open(kind).sha256 for kind in KINDS}) == len(KINDS) - 1  # gpt2 is the very tokenizer.json
     content = json.loads((vocabularies.folder / "tokenizer.json").read_text())

@@ -1,0 +1,59 @@
+"""The page docs/guide/megatron-flags.md: the answer to every flag of Megatron-LM.
+
+``python -m tests.megatron_flag_table`` writes the page.
+"""
+
+from pathlib import Path
+
+from trainer.commands.pretrain import flag_keys
+from trainer.config.counted_flags import COUNTED
+from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/guide/megatron-flags.md"
+RECORDED = ROOT / "tests/recorded/megatron_flags.txt"
+_HEAD = """# Flags of Megatron-LM
+
+Every flag of Megatron-LM has one of three answers: it sets a key of the [config](config.md), it has no effect for the
+stated reason, or it is refused with the stated sentence. `python -m tests.megatron_flag_table` generates the page. The
+names are those of NVIDIA/Megatron-LM at commit d98e8a64, and further ones of older releases, of llm-jp's and GENIAC's
+Megatron-LM and of Megatron-DeepSpeed. `--use_wandb` and `--use-wandb` are the same flag.
+
+| flag | answer | meaning |
+|---|---|---|
+"""
+
+
+def recorded_flags() -> list[str]:
+    """Flags of Megatron-LM, from the recorded list."""
+    return [line for line in RECORDED.read_text().split("\n") if line and not line.startswith("#")]
+
+
+def answer(flag: str) -> tuple[str, str]:
+    """The kind of the answer, and its words.
+
+    Raises:
+        KeyError: the flag is unknown.
+    """
+    keys = flag_keys()
+    if flag in keys:
+        return "meant", f"`{keys[flag]}`"
+    if flag in ALIASES:
+        alias = ALIASES[flag]
+        return "meant", f"`{alias.key}`" + (f" = `{alias.value}`" if isinstance(alias.value, (str, int, float)) else "")
+    if flag in COUNTED:
+        return "meant", f"`{COUNTED[flag]}`, converted to iterations"
+    if flag in WITHOUT_EFFECT:
+        return "no effect", WITHOUT_EFFECT[flag].reason
+    return "refused", REFUSED[flag]
+
+
+def page() -> str:
+    """The whole page."""
+    flags = sorted({*recorded_flags(), *ALIASES, *COUNTED, *WITHOUT_EFFECT, *REFUSED})
+    rows = ("| `--{}` | {} | {} |".format(flag, *answer(flag)) for flag in flags)
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
