@@ -60,7 +60,9 @@ class ArithmeticReader:
         return tokens
 
     def _problem(self) -> ScriptError:
-        return ScriptError(self._line, f"(({self._text.strip()})) cannot be computed; bash's arithmetic has whole numbers")
+        return ScriptError(
+            self._line, f"(({self._text.strip()})) cannot be computed; bash's arithmetic has whole numbers"
+        )
 
     def _peek(self) -> str:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""

@@ -33,7 +33,9 @@ from llmctl.scripts.shell.word_reader import NAME, read_quoted_text, read_word
 _DEPTH = 100
 _REDIRECT = re.compile(r"(?:\d*|&)(?:<<<|<<-?|<>|<&|<|>>|>\||>&|>)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^]\n]*\])?(\+?)=")
-_FUNCTION = re.compile(r"(?:function[ \t]+([A-Za-z_][\w-]*)[ \t]*(?:\([ \t]*\))?|([A-Za-z_][\w-]*)[ \t]*\([ \t]*\))\s*(?=[{(])")
+_FUNCTION = re.compile(
+    r"(?:function[ \t]+([A-Za-z_][\w-]*)[ \t]*(?:\([ \t]*\))?|([A-Za-z_][\w-]*)[ \t]*\([ \t]*\))\s*(?=[{(])"
+)
 _DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 _WORD_ENDS = frozenset(" \t\n;&|<>()")
 _IN_TEST = frozenset(" \t\n")
@@ -322,7 +324,9 @@ class _Reader:
                 return Assignment(start[1], line, (), tuple(items), None, bool(start[3]))
             word = read_word(cursor)
             if not word:
-                raise ScriptError(cursor.line, f"{cursor.peek()!r} cannot stand in the array {start[1]}; put it in quotes")
+                raise ScriptError(
+                    cursor.line, f"{cursor.peek()!r} cannot stand in the array {start[1]}; put it in quotes"
+                )
             items.append(word)
 
     def _redirect(self) -> Redirect | HereDocument | None:

@@ -10,7 +10,9 @@ from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.expansion import matches
 from llmctl.scripts.shell.values import Value, text_of
 
-_FILE_TESTS = frozenset(("-a", "-b", "-c", "-d", "-e", "-f", "-g", "-h", "-k", "-L", "-p", "-r", "-s", "-S", "-u", "-w", "-x"))
+_FILE_TESTS = frozenset(
+    ("-a", "-b", "-c", "-d", "-e", "-f", "-g", "-h", "-k", "-L", "-p", "-r", "-s", "-S", "-u", "-w", "-x")
+)
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda left, right: left == right,
     "-ne": lambda left, right: left != right,

@@ -143,14 +143,16 @@ class Expansion:
         elif part.operator == "length":
             return [Chunk(self._length(known), part.line, quoted=True)]
         elif known is not None and part.operator:
-            known = [self._changed(one, part) for one in known] if isinstance(known, list) else self._changed(known, part)
+            known = (
+                [self._changed(one, part) for one in known] if isinstance(known, list) else self._changed(known, part)
+            )
         if known is None:
             known = absent(_unset(part.name, part.line))
         wants_all = part.name in _ALL or (part.index is not None and text_of(self.text(part.index)) in _ALL)
         items = (known if wants_all else known[:1] or [()]) if isinstance(known, list) else [known]
         chunks = [used_in(item, quoted=part.quoted) for item in items]
         joined = [*chunks[:1]]
-        for (before, after) in pairwise(chunks):
+        for before, after in pairwise(chunks):
             line = (before or after or [Chunk("", part.line)])[-1].line
             joined += [[Chunk("", line, is_break=True)], after]
         return [chunk for found in joined for chunk in found]

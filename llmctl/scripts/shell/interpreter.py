@@ -71,7 +71,7 @@ class Interpreter:
         if positional:
             self.state.positional = [plain(positional.get(place, ""), 0) for place in range(1, max(positional) + 1)]
         self._steps = self._depth = 0
-        self._shell = ShellCommands(self)
+        self.shell = ShellCommands(self)
 
     @property
     def expansion(self) -> Expansion:
@@ -150,7 +150,9 @@ class Interpreter:
         if assignment.items is not None:
             items = [named_after(word, name) for word in self.expansion.words(assignment.items)]
             there = state.variables.get(name, [])
-            state.variables[name] = [*(there if isinstance(there, list) else [there]), *items] if assignment.appends else items
+            state.variables[name] = (
+                [*(there if isinstance(there, list) else [there]), *items] if assignment.appends else items
+            )
             return
         before = state.variables.get(name)
         if before is None and self.world.outside(name, assignment.line) is None:
@@ -188,11 +190,11 @@ class Interpreter:
             return YES
         name = text_of(words[0])
         if name in SHELL_COMMANDS:
-            return self._shell.run(name, command, words)
+            return self.shell.run(name, command, words)
         if name in self.state.functions:
             return self.call(name, words[1:], command.line)
         if name == "cat":
-            self._shell.write_file(command, words)
+            self.shell.write_file(command, words)
         environment = self.state.environment()
         for assignment in command.assignments:
             environment[assignment.name] = named_after(self.expansion.text(assignment.value), assignment.name)
@@ -335,7 +337,7 @@ class Interpreter:
             return None
         words = self.expansion.words(command.words)
         if words and text_of(words[0]) == "cat":
-            return self._shell.shown_by_cat(command, words)
+            return self.shell.shown_by_cat(command, words)
         if words and text_of(words[0]) == "echo" and len(words) > 1:
             return tuple(chunk for word in words[1:] for chunk in (*word, Chunk(" ", line)))[:-1]
         text = output_of(words, lambda expression: self.number(expression, line), self.world.now)

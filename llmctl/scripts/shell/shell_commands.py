@@ -16,7 +16,21 @@ if TYPE_CHECKING:
 _LEAVING = ("exit", "return", "break", "continue")
 _SKIPPED = ("source", ".", "module", "ml", "conda", "mamba", "spack", "pyenv")
 _READING = ("read", "mapfile", "readarray", "getopts", "select")
-_NOTHING = ("set", "shopt", "cd", "pushd", "popd", "trap", "ulimit", "umask", "wait", "hash", "alias", "unalias", "bind")
+_NOTHING = (
+    "set",
+    "shopt",
+    "cd",
+    "pushd",
+    "popd",
+    "trap",
+    "ulimit",
+    "umask",
+    "wait",
+    "hash",
+    "alias",
+    "unalias",
+    "bind",
+)
 
 
 class ShellCommands:

@@ -215,7 +215,5 @@ class Chain:
     rest: tuple[tuple[str, Command], ...]
 
 
-Command = Union[
-    Simple, If, While, For, ForArithmetic, Case, Group, Test, ArithmeticCommand, Function, Pipeline, Chain
-]
+Command = Union[Simple, If, While, For, ForArithmetic, Case, Group, Test, ArithmeticCommand, Function, Pipeline, Chain]
 Block = tuple[Command, ...]

@@ -12,7 +12,29 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = frozenset("0123456789@*#?$!-")
 _ENDS = frozenset(" \t\n;&|<>()")
 _OPERATORS = (
-    *(":-", ":=", ":+", ":?", "##", "%%", "//", "/#", "/%", "^^", ",,", "-", "=", "+", "?", "#", "%", "/", "^", ",", ":"),
+    *(
+        ":-",
+        ":=",
+        ":+",
+        ":?",
+        "##",
+        "%%",
+        "//",
+        "/#",
+        "/%",
+        "^^",
+        ",,",
+        "-",
+        "=",
+        "+",
+        "?",
+        "#",
+        "%",
+        "/",
+        "^",
+        ",",
+        ":",
+    ),
     "@",
 )
 # As in `DATA_PATH=<Specify path and prefix>_text`; a file name between two redirections ends before a space.
@@ -63,7 +85,9 @@ def _escape(cursor: Cursor) -> list[Part]:
         cursor.take(2)
         return []
     if re.compile(r"\\[ \t]+(?:\n|\Z)").match(cursor.text, cursor.position):
-        raise ScriptError(line, "a space follows the backslash at the end of the line, which ends the command; remove it")
+        raise ScriptError(
+            line, "a space follows the backslash at the end of the line, which ends the command; remove it"
+        )
     cursor.take()
     return [Literal(cursor.take(), line, is_open=False)]
 
@@ -128,7 +152,9 @@ def _dollar(cursor: Cursor, *, quoted: bool) -> list[Part]:
 def _braced(inner: str, line: int, quoted: bool) -> Parameter:
     """The parameter of ``${inner}``."""
     cursor = Cursor(inner, line)
-    prefix = cursor.take() if cursor.peek() in ("#", "!") and len(inner) > 1 and inner[1:2] not in ("}", ":", "-") else ""
+    prefix = (
+        cursor.take() if cursor.peek() in ("#", "!") and len(inner) > 1 and inner[1:2] not in ("}", ":", "-") else ""
+    )
     name = NAME.match(inner, cursor.position)
     found = cursor.take(len(name[0])) if name is not None else re.match(r"\d+|[@*#?$!-]|", inner[cursor.position :])
     text = found if isinstance(found, str) else cursor.take(len(found[0]) if found else 0)
