@@ -63,9 +63,9 @@ def _line(key: str, value: str, origin: str) -> str:
 
 def _scalar(value: Any, given: Any) -> str:
     """YAML of a value on one line; a number as the script writes it, where YAML reads the same."""
-    if isinstance(value, (int, float)) and isinstance(given, str) and _NUMBER.fullmatch(given):
-        if yaml.safe_load(given) == value:
-            return given
+    is_number = isinstance(value, (int, float)) and isinstance(given, str) and _NUMBER.fullmatch(given) is not None
+    if is_number and yaml.safe_load(given) == value:
+        return str(given)
     return (
         yaml.safe_dump(value, default_flow_style=True, width=_WIDTH, allow_unicode=True).removesuffix("...\n").strip()
     )

@@ -30,19 +30,7 @@ def read_deepspeed(text: str, line: int, name: str) -> Iterator[tuple[str, str, 
         raise ScriptError(line, f"{name}: is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise ScriptError(line, f"{name}: is no JSON object")
-    zero = _mapping(values, "zero_optimization")
-    stage = zero.get("stage")
-    if isinstance(stage, int) and 0 <= stage < len(_STRATEGIES):
-        yield "zero_optimization.stage", "parallel.data_parallel_sharding_strategy", _STRATEGIES[stage]
-    if _mapping(zero, "offload_param").get("device") not in _NONE:
-        raise ScriptError(
-            line, f"{name}: zero_optimization.offload_param is not supported; offload the optimizer alone"
-        )
-    device = _mapping(zero, "offload_optimizer").get("device")
-    if device == "nvme":
-        raise ScriptError(line, f"{name}: zero_optimization.offload_optimizer to nvme is not supported; use cpu")
-    if device == "cpu" or zero.get("cpu_offload") is True:
-        yield "zero_optimization.offload_optimizer", "optimizer.optimizer_cpu_offload", True
+    yield from _zero(_mapping(values, "zero_optimization"), line, name)
     for section in ("fp16", "bf16", "bfloat16"):
         if _mapping(values, section).get("enabled") is True:
             yield f"{section}.enabled", f"training.{'fp16' if section == 'fp16' else 'bf16'}", True
@@ -55,6 +43,21 @@ def read_deepspeed(text: str, line: int, name: str) -> Iterator[tuple[str, str, 
     ):
         if values.get(source) not in _AUTO:
             yield source, key, values[source]
+
+
+def _zero(zero: Mapping[str, Any], line: int, name: str) -> Iterator[tuple[str, str, Any]]:
+    stage = zero.get("stage")
+    if isinstance(stage, int) and 0 <= stage < len(_STRATEGIES):
+        yield "zero_optimization.stage", "parallel.data_parallel_sharding_strategy", _STRATEGIES[stage]
+    if _mapping(zero, "offload_param").get("device") not in _NONE:
+        raise ScriptError(
+            line, f"{name}: zero_optimization.offload_param is not supported; offload the optimizer alone"
+        )
+    device = _mapping(zero, "offload_optimizer").get("device")
+    if device == "nvme":
+        raise ScriptError(line, f"{name}: zero_optimization.offload_optimizer to nvme is not supported; use cpu")
+    if device == "cpu" or zero.get("cpu_offload") is True:
+        yield "zero_optimization.offload_optimizer", "optimizer.optimizer_cpu_offload", True
 
 
 def _fp16(section: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:

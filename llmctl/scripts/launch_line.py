@@ -20,7 +20,7 @@ from llmctl.scripts.launch_words import (
     Launcher,
 )
 from llmctl.scripts.shell.state import Run
-from llmctl.scripts.shell.values import Value, missing_of, text_of
+from llmctl.scripts.shell.values import Chunk, Value, missing_of, text_of
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?|pypy3?")
 _TRAINS = re.compile(r"(?:.*/)?(?:pretrain_\w+|train_\w+|train|finetune\w*|main|run_\w+)\.py")
@@ -222,7 +222,8 @@ def _shell_command(words: list[Value], run: Run, nested: Callable[[Sequence[Valu
 
 def _after(value: Value, length: int) -> Value:
     """A value without its first characters."""
-    left, found = length, []
+    left = length
+    found: list[Chunk] = []
     for chunk in value:
         cut = min(left, len(chunk.text))
         left -= cut

@@ -54,8 +54,9 @@ _MPI = Launcher(
         **dict.fromkeys(("genv", "env"), ENV_PAIR),
     },
     _words(
-        "hostfile machinefile machine_file f H host hosts map_by bind_to rank_by wdir wd timeout prefix bootstrap launcher "
-        "iface tune output_filename stdin report_pid cpu_set cpus_per_proc cpus_per_rank am app default_hostfile"
+        "hostfile machinefile machine_file f H host hosts map_by bind_to rank_by wdir wd timeout prefix bootstrap "
+        "launcher iface tune output_filename stdin report_pid "
+        "cpu_set cpus_per_proc cpus_per_rank am app default_hostfile"
     ),
     _words("mca gmca genv env pmca prtemca"),
 )
@@ -76,10 +77,10 @@ _SRUN = Launcher(
         "container_mounts": MOUNTS,
     },
     _words(
-        "G gpus c cpus_per_task container_name container_workdir container_env container_save container_entrypoint_log mpi "
+        "G gpus c cpus_per_task container_name container_workdir container_env container_save mpi "
         "w nodelist x exclude p partition A account t time J job_name o output e error i input export jobid D chdir "
-        "cpu_bind gpu_bind gpus_per_task mem mem_bind mem_per_gpu mem_per_cpu wait W threads_per_core distribution m network "
-        "reservation q qos C constraint d dependency het_group"
+        "cpu_bind gpu_bind gpus_per_task mem mem_bind mem_per_gpu mem_per_cpu wait W threads_per_core distribution m "
+        "network reservation q qos C constraint d dependency het_group"
     ),
 )
 _SINGULARITY = Launcher(
@@ -91,8 +92,9 @@ _SINGULARITY = Launcher(
 _DOCKER = Launcher(
     {**dict.fromkeys(("v", "volume"), MOUNTS), **dict.fromkeys(("e", "env"), ENV)},
     _words(
-        "mount gpus shm_size ulimit w workdir name network net ipc u user device entrypoint env_file p publish hostname h "
-        "cap_add security_opt memory m cpus cpuset_cpus runtime pid l label log_driver log_opt platform tmpfs add_host"
+        "mount gpus shm_size ulimit w workdir name network net ipc u user device entrypoint env_file p publish "
+        "hostname h cap_add security_opt memory m cpus cpuset_cpus runtime pid l label "
+        "log_driver log_opt platform tmpfs add_host"
     ),
     is_image=True,
     verbs=_words("run exec"),

@@ -152,13 +152,13 @@ class ArithmeticReader:
                 raise ScriptError(self._line, f"(({self._text.strip()})) divides by 0")
             quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
             return quotient if operator == "/" else left - quotient * right
-        if operator in ("**", "<<", ">>") and not 0 <= right < _BITS * _BITS:
+        if operator in ("**", "<<", ">>") and not 0 <= right < _BITS:
             raise self._problem()
         results: dict[str, Callable[[], int]] = {
             "+": lambda: left + right,
             "-": lambda: left - right,
             "*": lambda: left * right,
-            "**": lambda: left**right if abs(left) < 2 or right < _BITS else 0,
+            "**": lambda: int(left**right),
             "<<": lambda: left << right % _BITS,
             ">>": lambda: left >> right % _BITS,
             "&": lambda: left & right,
@@ -174,4 +174,5 @@ class ArithmeticReader:
             ">=": lambda: int(left >= right),
         }
         value = results[operator]()
-        return (value + 2 ** (_BITS - 1)) % 2**_BITS - 2 ** (_BITS - 1)
+        half = 1 << (_BITS - 1)
+        return (value + half) % (2 * half) - half

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.cursor import Cursor
@@ -149,9 +149,16 @@ class _Reader:
     def _compound(self) -> Command | None:
         cursor, line = self.cursor, self.cursor.line
         word = self._keyword()
-        compound = {"if": self._if, "while": self._while, "until": self._while, "for": self._for, "case": self._case}
+        command: Command
+        compound: dict[str, Callable[[int], Command]] = {
+            "if": self._if,
+            "while": self._while,
+            "until": self._while,
+            "for": self._for,
+            "case": self._case,
+        }
         if word in compound:
-            command: Command = compound[word](line)
+            command = compound[word](line)
         elif word == "[[":
             command = self._test(line)
         elif word == "{":
@@ -225,7 +232,7 @@ class _Reader:
         return For(line, name[0], None if words is None else tuple(words), self._body(line, "for"))
 
     def _words_until_end(self) -> list[Word]:
-        words = []
+        words: list[Word] = []
         while True:
             self.cursor.skip_blanks()
             word = read_word(self.cursor)
@@ -239,7 +246,7 @@ class _Reader:
         cursor.skip_blanks()
         word = read_word(cursor)
         self._expect("in", line, "case")
-        arms = []
+        arms: list[tuple[tuple[Word, ...], Block]] = []
         while True:
             self._skip_empty()
             if self._keyword() == "esac":

@@ -105,7 +105,7 @@ class Cursor:
         """The command in backquotes; the cursor stands on the opening quote."""
         line = self.line
         self.take()
-        found = []
+        found: list[str] = []
         while not self.at_end:
             letter = self.take()
             if letter == "`":

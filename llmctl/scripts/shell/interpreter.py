@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.command_reader import read_script
-from llmctl.scripts.shell.conditions import NO, UNKNOWN, YES, Truth, decide
+from llmctl.scripts.shell.conditions import UNKNOWN, YES, Truth, decide
 from llmctl.scripts.shell.expansion import Expansion, Unknown, matches
 from llmctl.scripts.shell.outputs import output_of
 from llmctl.scripts.shell.shell_commands import SHELL_COMMANDS, ShellCommands
@@ -30,6 +31,7 @@ from llmctl.scripts.shell.syntax import (
     Function,
     Group,
     If,
+    Parameter,
     Pipeline,
     Simple,
     Substitution,
@@ -38,6 +40,7 @@ from llmctl.scripts.shell.syntax import (
     Word,
 )
 from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_of, named_after, plain, text_of
+from llmctl.scripts.shell.word_reader import read_quoted_text
 
 _STEPS, _DEPTH, _SHOWN = 20_000, 20, 60
 _HARMLESS = frozenset(("mkdir", "echo", "printf", "chmod", "touch", "rm", "cp", "mv", "ln", "sleep", "ulimit", "trap"))
@@ -92,32 +95,39 @@ class Interpreter:
         self._steps += 1
         if self._steps > _STEPS:
             raise ScriptError(command.line, f"the script takes more than {_STEPS:,} steps; a loop may never end")
-        if isinstance(command, Simple):
-            return self._simple(command)
-        if isinstance(command, Chain):
-            return self._chain(command)
-        if isinstance(command, Pipeline):
-            return self._pipeline(command)
-        if isinstance(command, If):
-            return self._if(command.arms, command.otherwise)
-        if isinstance(command, (While, For, ForArithmetic)):
-            return self._loop(command)
-        if isinstance(command, Case):
-            return self._case(command)
-        if isinstance(command, Group):
-            return self.run(command.body)
-        if isinstance(command, Test):
-            words = [self.expansion.text(word) for word in command.words]
-            return decide(words, command.line, self.number)
-        if isinstance(command, ArithmeticCommand):
-            return self.arithmetic(command.expression, command.line)
-        self.state.functions[command.name] = command.body
-        return YES
+        match command:
+            case Simple():
+                return self._simple(command)
+            case Chain():
+                return self._chain(command)
+            case Pipeline():
+                return self._pipeline(command)
+            case If():
+                return self._if(command.arms, command.otherwise)
+            case While() | For() | ForArithmetic():
+                return self._loop(command)
+            case _:
+                return self._other(command)
+
+    def _other(self, command: Case | Group | Test | ArithmeticCommand | Function) -> Truth:
+        match command:
+            case Case():
+                return self._case(command)
+            case Group():
+                return self.run(command.body)
+            case Test():
+                words = [self.expansion.text(word) for word in command.words]
+                return decide(words, command.line, self.number)
+            case ArithmeticCommand():
+                return self.arithmetic(command.expression, command.line)
+            case Function():
+                self.state.functions[command.name] = command.body
+                return YES
 
     def number(self, text: str, line: int) -> int | None:
         """The value of an arithmetic expression; None if unknown."""
         try:
-            return self.expansion.number(_word(text, line), line)
+            return self.expansion.number(read_quoted_text(text, line), line)
         except Unknown:
             return None
 
@@ -155,7 +165,10 @@ class Interpreter:
             )
             return
         before = state.variables.get(name)
-        if before is None and self.world.outside(name, assignment.line) is None:
+        is_own = any(
+            isinstance(part, Parameter) and (part.name, part.operator) == (name, "") for part in assignment.value
+        )
+        if before is None and is_own and self.world.outside(name, assignment.line) is None:
             state.variables[name] = ()  # ARGS="${ARGS} --flag" begins with nothing
         value = named_after(self.expansion.text(assignment.value), name)
         if assignment.index is not None:
@@ -167,7 +180,7 @@ class Interpreter:
         elif assignment.appends and isinstance(before, list):
             state.variables[name] = [(*(before[0] if before else ()), *value), *before[1:]]
         else:
-            state.variables[name] = (*before, *value) if assignment.appends and before is not None else value  # type: ignore[misc]
+            state.variables[name] = (*(before or ()), *value) if assignment.appends else value
 
     @contextmanager
     def _deeper(self, line: int, what: str) -> Iterator[None]:
@@ -210,11 +223,11 @@ class Interpreter:
             if wanted.is_sure and not wanted.value:
                 continue
             before = result
-
-            def follow(command: Command = command) -> Truth:
-                return self.command(command)
-
-            after = follow() if wanted.is_sure else self._both_ways(wanted, command.line, follow, lambda: before)
+            if wanted.is_sure:
+                after = self.command(command)
+            else:
+                keep = partial(Truth, before.value, before.is_sure)
+                after = self._both_ways(wanted, command.line, partial(self.command, command), keep)
             result = (before & after) if operator == "&&" else (before | after)
         return result
 
@@ -260,8 +273,7 @@ class Interpreter:
         if missing is not None and missing.stand_in is None:
             result = YES
             for _, body in case.arms:
-                follow = lambda body=body: self.run(body)  # noqa: E731
-                result = self._both_ways(UNKNOWN, case.line, follow, lambda: YES)
+                result = self._both_ways(UNKNOWN, case.line, partial(self.run, body), lambda: YES)
             return result
         for patterns, body in case.arms:
             if any(matches(text_of(word), text_of(self.expansion.text(pattern))) for pattern in patterns):
@@ -331,8 +343,9 @@ class Interpreter:
             return self._pipe_output(command)
         if isinstance(command, Chain) and len(command.rest) == 1 and isinstance(command.first, Simple):
             first, second = self.expansion.words(command.first.words), command.rest[0][1]
-            is_folder = len(first) == 2 and text_of(first[0]) == "cd" and isinstance(second, Simple)
-            return first[1] if is_folder and text_of(self.expansion.text(second.words[0])) == "pwd" else None  # type: ignore[union-attr]
+            then = self.expansion.words(second.words) if isinstance(second, Simple) else []
+            is_folder = [text_of(word) for word in (*first[:1], *then)] == ["cd", "pwd"] and len(first) == 2
+            return first[1] if is_folder else None
         if not isinstance(command, Simple):
             return None
         words = self.expansion.words(command.words)
@@ -352,9 +365,3 @@ class Interpreter:
             number = self.number(" ".join(text_of(word) for word in commands[0][1:]), pipeline.line)
             return None if number is None else plain(str(number), pipeline.line)
         return None
-
-
-def _word(text: str, line: int) -> Word:
-    from llmctl.scripts.shell.word_reader import read_quoted_text
-
-    return read_quoted_text(text, line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Arithmetic:
     quoted: bool
 
 
-Part = Union[Literal, Placeholder, Parameter, Substitution, Arithmetic]
+Part = Literal | Placeholder | Parameter | Substitution | Arithmetic
 Word = tuple[Part, ...]
 
 
@@ -215,5 +214,7 @@ class Chain:
     rest: tuple[tuple[str, Command], ...]
 
 
-Command = Union[Simple, If, While, For, ForArithmetic, Case, Group, Test, ArithmeticCommand, Function, Pipeline, Chain]
+Command = (
+    Simple | If | While | For | ForArithmetic | Case | Group | Test | ArithmeticCommand | Function | Pipeline | Chain
+)
 Block = tuple[Command, ...]

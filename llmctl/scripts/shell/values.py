@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -99,33 +100,21 @@ def named_after(value: Value, name: str) -> Value:
 
 def words_of(chunks: Iterable[Chunk]) -> list[Value]:
     """Divide expanded chunks into words, as bash divides at white space in unquoted values."""
-    words: list[Value] = []
-    word: list[Chunk] = []
-
-    def end() -> None:
-        if word:
-            words.append(tuple(word))
-            word.clear()
-
+    words: list[list[Chunk]] = [[]]
     for chunk in chunks:
         if chunk.is_break:
-            end()
-        elif not chunk.divides or chunk.missing is not None:
-            if chunk.text or chunk.quoted or chunk.missing is not None:
-                word.append(chunk)
-        else:
-            parts = chunk.text.split()
-            if not parts:
-                if chunk.text:
-                    end()
-                continue
-            if chunk.text[0].isspace():
-                end()
-            for number, part in enumerate(parts):
-                if number:
-                    end()
-                word.append(replace(chunk, text=part))
-            if chunk.text[-1].isspace():
-                end()
-    end()
-    return words
+            words.append([])
+        elif chunk.divides and chunk.missing is None:
+            _divide(chunk, words)
+        elif chunk.text or chunk.quoted or chunk.missing is not None:
+            words[-1].append(chunk)
+    return [tuple(word) for word in words if word]
+
+
+def _divide(chunk: Chunk, words: list[list[Chunk]]) -> None:
+    """Append the words of an unquoted value; white space at its ends ends the words beside it."""
+    for number, part in enumerate(re.split(r"\s+", chunk.text)):
+        if number:
+            words.append([])
+        if part:
+            words[-1].append(replace(chunk, text=part))
