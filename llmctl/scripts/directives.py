@@ -225,6 +225,9 @@ def _clock(text: str, *, seconds: bool) -> Any:
     """``H:M:S`` of a time of Grid Engine or PBS, where a single number counts seconds."""
     if text.isdigit() and seconds:
         return f"{int(text) // 3600}:{int(text) // 60 % 60:02}:{int(text) % 60:02}"
+    days = re.fullmatch(r"(\d+):(\d+):(\d{1,2}:\d{1,2})", text)
+    if days is not None:  # D:H:M:S, as Grid Engine reads it too
+        return f"{int(days[1]) * 24 + int(days[2])}:{days[3]}"
     return text if re.fullmatch(r"\d*(:\d{1,2}){1,2}", text) else _WRONG
 
 

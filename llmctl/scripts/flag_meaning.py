@@ -15,6 +15,15 @@ ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5
 """Program of Megatron-LM, without its ending -> architecture."""
 _DEEPSPEED_CONFIG = ("deepspeed_config", "deepspeed-config")
 _UNKNOWN_TEXT = "1"
+_JOB_IDS = tuple(
+    f"${name}" for name in ("JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
+)
+_OWN_FOLDER = {
+    "save": "a folder of the job itself: checkpoints go to the run directory",
+    "load": "a folder of the job itself, which is empty at its start: llmctl resume goes on from a run's checkpoints",
+}
+_LABELS = ("wandb", "tensorboard")
+"""Beginnings of flags that name dashboards; a part that only the job knows is left out of such a name."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +117,13 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
     Raises:
         ScriptError: a flag is unknown or refused, or has a value that only the job knows.
     """
-    meant = [group for group in groups if group.name not in _DEEPSPEED_CONFIG]
     found = FlagMeaning()
+    meant = []
+    for group in groups:
+        if group.missing is not None and group.missing.what in _JOB_IDS and group.name in _OWN_FOLDER:
+            found.without_effect.append((group.line, " ".join(group.words), _OWN_FOLDER[group.name]))
+        elif group.name not in _DEEPSPEED_CONFIG:
+            meant.append(group)
     alone = {place: _alone(group, found) for place, group in enumerate(meant)}
     try:
         together = parse_command_line([word for group in meant for word in group.words])
@@ -133,7 +147,7 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
         parsed = parse_command_line(group.words)
     except UsageError:
         return {}
-    if parsed.values and group.missing is not None:
+    if parsed.values and group.missing is not None and not group.name.startswith(_LABELS):
         raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
     for note in parsed.notes:
         found.without_effect.append((group.line, " ".join(group.words), note.partition(": ")[2]))
@@ -151,9 +165,9 @@ def _line_of_error(groups: Sequence[FlagGroup], message: str) -> int:
 
 
 def _read_deepspeed(group: FlagGroup, found: FlagMeaning, file_text: Callable[[str], str | None]) -> None:
-    if len(group.words) < 2:
+    name = group.words[0].partition("=")[2] or " ".join(group.words[1:2])
+    if not name:
         raise ScriptError(group.line, f"--{group.name}: takes the name of a JSON file")
-    name = group.words[1]
     text = None if group.missing is not None else file_text(name)
     if text is None:
         reason = "the JSON is neither in the script nor on this machine; the flags beside it are read alone"

@@ -130,7 +130,14 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     flags = read_flags(groups, file_text)
     if architecture != "decoder":
         flags.values = {"model.architecture": architecture, **flags.values}
-        flags.origins["model.architecture"] = f"{launch.entry.rpartition('/')[2]}, line {launch.line}"
+        program = launch.entry.rpartition("/")[2]
+        flags.origins["model.architecture"] = f"{program}, line {launch.line}"
+        if architecture == "t5" and "model.position_embedding_type" not in flags.values:
+            # Megatron-LM's T5 learns a table of positions unless told otherwise; the trainer's has T5's own positions.
+            flags.values["model.position_embedding_type"] = "relative"
+            flags.origins["model.position_embedding_type"] = (
+                f"instead of the learned positions of {program}, which are not available for T5"
+            )
     job = job_meaning(directives, launch, run.environment)
     return _written(path, launch, flags, job, interpreter.state.skipped)
 
@@ -157,6 +164,9 @@ def _training_line(interpreter: Interpreter) -> tuple[Run, LaunchLine]:
         raise ScriptError(second, f"a training program starts {where}; a config has one: leave one in the script")
     if not found and other is not None:
         architecture_of(other.entry, other.line)
+    if not found and interpreter.state.exits:
+        message = "the script ends here before it trains; give what it asks for with --arg NAME=VALUE"
+        raise ScriptError(interpreter.state.exits[0], message)
     if not found:
         raise ScriptError(0, "starts no training program; a line such as torchrun pretrain_gpt.py is needed")
     return found[0]

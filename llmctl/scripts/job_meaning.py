@@ -87,6 +87,8 @@ def _put_sizes(launch: LaunchLine, job: JobMeaning) -> None:
             job.put("gpus_per_node", ranks, shown, line)
         elif ranks % job.values["nodes"] == 0:
             job.put("gpus_per_node", ranks // job.values["nodes"], shown, line)
+    elif shown and not ranks and "nodes" not in job.values:
+        job.without_effect.append((line, shown, "the number is known only inside the job; give --nodes"))
     if not launch.programs and not job.values.keys() & {"nodes", "gpus_per_node"}:
         job.put("gpus_per_node", 1, "one process without a launcher", launch.line)
 

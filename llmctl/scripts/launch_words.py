@@ -111,6 +111,7 @@ LAUNCHERS: dict[str, Launcher] = {
     **dict.fromkeys(("singularity", "apptainer"), _SINGULARITY),
     **dict.fromkeys(("docker", "podman"), _DOCKER),
     **dict.fromkeys(("exec", "nohup", "command", "time", "sudo"), _PLAIN),
+    "uv": Launcher(valued=_words("p python with extra group project directory env_file"), verbs=_words("run")),
     "numactl": Launcher(valued=_words("m N C i p")),
     "taskset": Launcher(valued=_words("c")),
     "env": Launcher(valued=_words("u C S")),

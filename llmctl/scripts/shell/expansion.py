@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
-from itertools import pairwise
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.arithmetic import ArithmeticReader
@@ -95,7 +94,7 @@ class Expansion:
     def variable(self, name: str, line: int) -> Variable:
         """The value of a variable, unknown if nothing sets it."""
         found = self._known(name, line)
-        return found if found is not None else absent(_unset(name, line))
+        return found if found is not None else absent(unset(name, line))
 
     def _known(self, name: str, line: int) -> Variable | None:
         positional = self.state.positional
@@ -147,15 +146,17 @@ class Expansion:
                 [self._changed(one, part) for one in known] if isinstance(known, list) else self._changed(known, part)
             )
         if known is None:
-            known = absent(_unset(part.name, part.line))
-        wants_all = part.name in _ALL or (part.index is not None and text_of(self.text(part.index)) in _ALL)
-        items = (known if wants_all else known[:1] or [()]) if isinstance(known, list) else [known]
-        chunks = [used_in(item, quoted=part.quoted) for item in items]
-        joined = [*chunks[:1]]
-        for before, after in pairwise(chunks):
-            line = (before or after or [Chunk("", part.line)])[-1].line
-            joined += [[Chunk("", line, is_break=True)], after]
-        return [chunk for found in joined for chunk in found]
+            known = absent(unset(part.name, part.line))
+        sign = part.name if part.index is None else text_of(self.text(part.index))
+        items = (known if sign in _ALL else known[:1] or [()]) if isinstance(known, list) else [known]
+        is_one_word = sign == "*" and part.quoted
+        chunks: list[Chunk] = []
+        for number, item in enumerate(items):
+            if number:
+                line = chunks[-1].line if chunks else part.line
+                chunks.append(Chunk(" ", line, quoted=True) if is_one_word else Chunk("", line, is_break=True))
+            chunks += used_in(item, quoted=part.quoted)
+        return chunks
 
     def _item(self, known: Variable, index: Word, line: int) -> Variable | None:
         text = text_of(self.text(index))
@@ -178,7 +179,7 @@ class Expansion:
         if not is_empty:
             return known
         if sign == "?":
-            return absent(_unset(part.name, part.line))
+            return absent(unset(part.name, part.line))
         value = self.text(part.argument)
         if sign == "=":
             self.state.variables[part.name] = value
@@ -234,6 +235,7 @@ def _without(text: str, pattern: str, operator: str) -> str:
     return text
 
 
-def _unset(name: str, line: int) -> Missing:
+def unset(name: str, line: int) -> Missing:
+    """The unknown value of a variable that nothing sets."""
     what = f"the script's argument ${name}" if name.isdigit() else f"${name}"
     return Missing(line, what, "is not set", name, stand_in="")

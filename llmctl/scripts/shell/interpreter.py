@@ -15,7 +15,7 @@ from functools import partial
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.command_reader import read_script
 from llmctl.scripts.shell.conditions import UNKNOWN, YES, Truth, decide
-from llmctl.scripts.shell.expansion import Expansion, Unknown, matches
+from llmctl.scripts.shell.expansion import Expansion, Unknown, matches, unset
 from llmctl.scripts.shell.outputs import output_of
 from llmctl.scripts.shell.shell_commands import SHELL_COMMANDS, ShellCommands
 from llmctl.scripts.shell.state import Run, State, merge
@@ -72,7 +72,10 @@ class Interpreter:
         self.state = State()
         positional = {int(name): value for name, value in world.given.items() if name.isdigit()}
         if positional:
-            self.state.positional = [plain(positional.get(place, ""), 0) for place in range(1, max(positional) + 1)]
+            self.state.positional = [
+                plain(positional[place], 0) if place in positional else absent(unset(str(place), 0))
+                for place in range(1, max(positional) + 1)
+            ]
         self._steps = self._depth = 0
         self.shell = ShellCommands(self)
 

@@ -73,8 +73,9 @@ class ShellCommands:
 
     def leave(self, command: Simple, words: list[Value]) -> Truth:
         """``exit``, ``return``, ``break`` and ``continue``."""
-        del command
         self._interpreter.state.leaving = text_of(words[0])
+        if self._interpreter.state.leaving == "exit":
+            self._interpreter.state.exits.append(command.line)
         return Truth(len(words) < 2 or text_of(words[1]) == "0")
 
     def test(self, command: Simple, words: list[Value]) -> Truth:

@@ -44,6 +44,7 @@ class State:
         files: contents of files that the script writes itself, by path.
         runs: commands so far, without those of the shell itself.
         skipped: commands of the shell that have no meaning here, with their lines.
+        exits: lines of the script's own exits on the way here.
         leaving: the word that ends the current block: exit, return, break or continue.
     """
 
@@ -54,6 +55,7 @@ class State:
     files: dict[str, Value] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
     leaving: str = ""
 
     def copy(self) -> State:
@@ -69,6 +71,7 @@ class State:
             files=dict(self.files),
             runs=list(self.runs),
             skipped=list(self.skipped),
+            exits=list(self.exits),
         )
 
     def environment(self) -> dict[str, Value]:

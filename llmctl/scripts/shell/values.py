@@ -28,7 +28,8 @@ class Missing:
     @property
     def problem(self) -> str:
         """One sentence without the line."""
-        return f"{self.what} {self.why}" + (f"; give the value with --arg {self.name}=VALUE" if self.name else "")
+        remedy = f"give the value with --arg {self.name}=VALUE" if self.name else "write the value into the script"
+        return f"{self.what} {self.why}; {remedy}"
 
 
 @dataclass(frozen=True)
