@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from llmctl.scripts.deepspeed import read_deepspeed
 from llmctl.scripts.errors import ScriptError
@@ -14,6 +14,11 @@ from trainer.planning.command_line import UsageError, parse_command_line
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
 """Program of Megatron-LM, without its ending -> architecture."""
 _DEEPSPEED_CONFIG = ("deepspeed_config", "deepspeed-config")
+_T5_AS_PUBLISHED = {
+    "model.position_embedding_type": "relative",
+    "model.disable_bias_linear": True,
+    "model.normalization": "RMSNorm",
+}
 _UNKNOWN_TEXT = "1"
 _JOB_IDS = tuple(
     f"${name}" for name in ("JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
@@ -78,6 +83,31 @@ def architecture_of(entry: str, line: int) -> str:
         )
     known = ", ".join(f"{one}.py" for one in ENTRY_POINTS)
     raise ScriptError(line, f"{entry} is no training program that can be read; known are {known}")
+
+
+def put_architecture(architecture: str, program: str, flags: FlagMeaning) -> None:
+    """Set the architecture of the training program, unless it is the default.
+
+    Megatron-LM's T5 has a learned table of positions, biases and LayerNorm; the trainer's is T5 as published.
+    """
+    if architecture == "decoder":
+        return
+    flags.values["model.architecture"] = architecture
+    flags.origins["model.architecture"] = program
+    for key, value in _T5_AS_PUBLISHED.items() if architecture == "t5" else ():
+        if key not in flags.values:
+            flags.values[key] = value
+            flags.origins[key] = f"of T5 as published; Megatron-LM's default is not available in {program}"
+
+
+def status_of(group: FlagGroup) -> Literal["meant", "no effect", "refused"]:
+    """The meaning of a single flag of a script."""
+    if group.name in _DEEPSPEED_CONFIG:
+        return "meant"
+    try:
+        return "meant" if parse_command_line(group.words).values else "no effect"
+    except UsageError:
+        return "refused"
 
 
 def group_flags(arguments: Sequence[Value], line: int) -> list[FlagGroup]:

@@ -11,9 +11,16 @@ from typing import Any
 
 from llmctl.errors import UsageError
 from llmctl.scripts.config_text import render_config
-from llmctl.scripts.directives import read_directives
+from llmctl.scripts.directives import JobWord, read_directives
 from llmctl.scripts.errors import ScriptError
-from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, group_flags, read_flags
+from llmctl.scripts.flag_meaning import (
+    FlagGroup,
+    FlagMeaning,
+    architecture_of,
+    group_flags,
+    put_architecture,
+    read_flags,
+)
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.outside import outside_value
@@ -107,7 +114,21 @@ def _read_text(path: Path) -> str:
         raise ScriptError(data[: error.start].count(b"\n") + 1, "has bytes that are not UTF-8 text") from None
 
 
-def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> ImportedScript:
+def flags_of(path: Path, given: Mapping[str, str], now: datetime) -> list[FlagGroup]:
+    """The flags of a script's training line; arguments and errors as in import_script."""
+    found = _read(_read_text(path), path, given, now)
+    return group_flags(found.launch.arguments, found.launch.line)
+
+
+@dataclass(frozen=True)
+class _Script:
+    interpreter: Interpreter
+    directives: list[JobWord]
+    run: Run
+    launch: LaunchLine
+
+
+def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Script:
     directives = read_directives(text)
     size = size_of(directives)
 
@@ -116,30 +137,25 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
 
     interpreter = Interpreter(World(dict(given), outside, size.gpus, now))
     interpreter.run(read_commands(text))
-    run, launch = _training_line(interpreter)
+    return _Script(interpreter, directives, *_training_line(interpreter))
+
+
+def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> ImportedScript:
+    script = _read(text, path, given, now)
+    launch, state = script.launch, script.interpreter.state
     architecture = architecture_of(launch.entry, launch.line)
-    groups = group_flags(launch.arguments, launch.line)
 
     def file_text(name: str) -> str | None:
-        written = interpreter.state.files.get(name)
+        written = state.files.get(name)
         if written is not None:
             return text_of(written) if missing_of(written) is None else None
         place = path.parent / name
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
-    flags = read_flags(groups, file_text)
-    if architecture != "decoder":
-        flags.values = {"model.architecture": architecture, **flags.values}
-        program = launch.entry.rpartition("/")[2]
-        flags.origins["model.architecture"] = f"{program}, line {launch.line}"
-        if architecture == "t5" and "model.position_embedding_type" not in flags.values:
-            # Megatron-LM's T5 learns a table of positions unless told otherwise; the trainer's has T5's own positions.
-            flags.values["model.position_embedding_type"] = "relative"
-            flags.origins["model.position_embedding_type"] = (
-                f"instead of the learned positions of {program}, which are not available for T5"
-            )
-    job = job_meaning(directives, launch, run.environment)
-    return _written(path, launch, flags, job, interpreter.state.skipped)
+    flags = read_flags(group_flags(launch.arguments, launch.line), file_text)
+    put_architecture(architecture, f"{launch.entry.rpartition('/')[2]}, line {launch.line}", flags)
+    job = job_meaning(script.directives, launch, script.run.environment)
+    return _written(path, launch, flags, job, state.skipped)
 
 
 def _training_line(interpreter: Interpreter) -> tuple[Run, LaunchLine]:
