@@ -14,11 +14,7 @@ from trainer.planning.command_line import UsageError, parse_command_line
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
 """Program of Megatron-LM, without its ending -> architecture."""
 _DEEPSPEED_CONFIG = ("deepspeed_config", "deepspeed-config")
-_T5_AS_PUBLISHED = {
-    "model.position_embedding_type": "relative",
-    "model.disable_bias_linear": True,
-    "model.normalization": "RMSNorm",
-}
+_T5_AS_PUBLISHED = {"model.position_embedding_type": "relative", "model.disable_bias_linear": True}
 _UNKNOWN_TEXT = "1"
 _JOB_IDS = tuple(
     f"${name}" for name in ("JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
@@ -88,7 +84,7 @@ def architecture_of(entry: str, line: int) -> str:
 def put_architecture(architecture: str, program: str, flags: FlagMeaning) -> None:
     """Set the architecture of the training program, unless it is the default.
 
-    Megatron-LM's T5 has a learned table of positions, biases and LayerNorm; the trainer's is T5 as published.
+    Megatron-LM's T5 has a learned table of positions and biases; the trainer's is T5 as published.
     """
     if architecture == "decoder":
         return

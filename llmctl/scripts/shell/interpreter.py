@@ -156,9 +156,10 @@ class Interpreter:
         return result
 
     def assign(self, assignment: Assignment) -> None:
-        """Set a variable; one that the user gave keeps the user's value."""
+        """Set a variable; one that the user gave keeps the user's value, unless the line changes that very value."""
         name, state = assignment.name, self.state
-        if name in self.world.given:
+        parts = [part for word in (assignment.value, *(assignment.items or ())) for part in word]
+        if name in self.world.given and not any(isinstance(part, Parameter) and part.name == name for part in parts):
             return
         if assignment.items is not None:
             items = [named_after(word, name) for word in self.expansion.words(assignment.items)]
@@ -168,10 +169,8 @@ class Interpreter:
             )
             return
         before = state.variables.get(name)
-        is_own = any(
-            isinstance(part, Parameter) and (part.name, part.operator) == (name, "") for part in assignment.value
-        )
-        if before is None and is_own and self.world.outside(name, assignment.line) is None:
+        is_own = any(isinstance(part, Parameter) and (part.name, part.operator) == (name, "") for part in parts)
+        if before is None and is_own and self._outside(name, assignment.line) is None:
             state.variables[name] = ()  # ARGS="${ARGS} --flag" begins with nothing
         value = named_after(self.expansion.text(assignment.value), name)
         if assignment.index is not None:
