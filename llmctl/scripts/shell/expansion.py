@@ -138,7 +138,10 @@ class Expansion:
         if part.index is not None and known is not None:
             known = self._item(known, part.index, part.line)
         if part.operator in _DEFAULTS:
-            known = self._default(part, known)
+            chosen = self._default(part, known)
+            if chosen is not None:
+                # Words of the default that stand in quotes are not divided.
+                return [replace(chunk, divides=not (part.quoted or chunk.quoted)) for chunk in chosen]
         elif part.operator == "length":
             return [Chunk(self._length(known), part.line, quoted=True)]
         elif known is not None and part.operator:
@@ -155,7 +158,7 @@ class Expansion:
             if number:
                 line = chunks[-1].line if chunks else part.line
                 chunks.append(Chunk(" ", line, quoted=True) if is_one_word else Chunk("", line, is_break=True))
-            chunks += used_in(item, quoted=part.quoted)
+            chunks += used_in(item, quoted=part.quoted) or ([Chunk("", part.line, quoted=True)] if part.quoted else [])
         return chunks
 
     def _item(self, known: Variable, index: Word, line: int) -> Variable | None:
@@ -169,21 +172,21 @@ class Expansion:
             return None
         return items[place] if -len(items) <= place < len(items) else None
 
-    def _default(self, part: Parameter, known: Variable | None) -> Variable | None:
-        """``${NAME:-word}`` and its relatives."""
+    def _default(self, part: Parameter, known: Variable | None) -> list[Chunk] | None:
+        """``${NAME:-word}`` and its relatives; None for the variable's own value."""
         one = None if known is None else self._one(known)
         is_empty = one is None or (":" in part.operator and not text_of(one) and missing_of(one) is None)
         sign = part.operator[-1]
         if sign == "+":
-            return () if is_empty else self.text(part.argument)
+            nothing = [Chunk("", part.line, quoted=True)] if part.quoted else []
+            return nothing if is_empty else self._chunks(part.argument)
         if not is_empty:
-            return known
+            return None
         if sign == "?":
-            return absent(unset(part.name, part.line))
-        value = self.text(part.argument)
+            return list(absent(unset(part.name, part.line)))
         if sign == "=":
-            self.state.variables[part.name] = value
-        return value
+            self.state.variables[part.name] = self.text(part.argument)
+        return self._chunks(part.argument)
 
     def _one(self, value: Variable) -> Value:
         return value if not isinstance(value, list) else value[0] if value else ()

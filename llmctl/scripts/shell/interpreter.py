@@ -39,7 +39,17 @@ from llmctl.scripts.shell.syntax import (
     While,
     Word,
 )
-from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_of, named_after, plain, text_of
+from llmctl.scripts.shell.values import (
+    Chunk,
+    Missing,
+    Value,
+    absent,
+    missing_of,
+    named_after,
+    plain,
+    text_of,
+    without_line_ends,
+)
 from llmctl.scripts.shell.word_reader import read_quoted_text
 
 _STEPS, _DEPTH, _SHOWN = 20_000, 20, 60
@@ -335,7 +345,7 @@ class Interpreter:
             self.state = before
         if found is None:
             return absent(Missing(part.line, shown, "is never executed"))
-        return tuple(found)
+        return without_line_ends(found)
 
     def _output(self, block: Block) -> Value | None:
         """Output of a substitution, if it follows from the script alone."""

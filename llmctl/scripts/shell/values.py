@@ -119,3 +119,13 @@ def _divide(chunk: Chunk, words: list[list[Chunk]]) -> None:
             words.append([])
         if part:
             words[-1].append(replace(chunk, text=part))
+
+
+def without_line_ends(value: Value) -> Value:
+    """The output of a command as ``$( )`` gives it, without the line ends at its end."""
+    chunks = list(value)
+    while chunks and chunks[-1].missing is None:
+        last = chunks.pop()
+        if text := last.text.rstrip("\n"):
+            return (*chunks, replace(last, text=text))
+    return tuple(chunks)
