@@ -171,7 +171,9 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
     """Keys that one flag sets by itself; a flag that is wrong only by itself sets none."""
     try:
         parsed = parse_command_line(group.words)
-    except UsageError:
+    except UsageError as error:
+        if group.missing is not None and ": takes " in str(error):  # $ARGS without a value, beside a flag's own values
+            raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}") from None
         return {}
     if parsed.values and group.missing is not None and not group.name.startswith(_LABELS):
         raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
