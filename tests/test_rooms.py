@@ -19,14 +19,15 @@ GROUND = {"errors", "durations", "job_state", "paths"}
 ALLOWED: dict[str, dict[str, set[str]]] = {
     "llmctl": {
         "site": {"errors", "paths"},
+        "scripts": {"errors", "site"},
         "backends": {"durations", "errors", "job_state", "site"},
         "transport": {"errors", "site"},
         "runs": {"backends", "durations", "errors", "job_state", "transport"},
         "context": {"backends", "errors", "job_state", "paths", "runs", "site", "transport"},
-        "submit": {*GROUND, "backends", "context", "runs", "site", "supervisor", "transport"},
+        "submit": {*GROUND, "backends", "context", "runs", "scripts", "site", "supervisor", "transport"},
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "transport"},
-        "cli": {*GROUND, "backends", "context", "doctor", "operate", "runs", "site", "submit", "transport"},
+        "cli": {*GROUND, "backends", "context", "doctor", "operate", "runs", "scripts", "site", "submit", "transport"},
         "__main__": {"cli"},
     },
     "trainer": {

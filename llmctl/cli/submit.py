@@ -27,7 +27,11 @@ def _switch(flag: str, description: str) -> Any:
     return typer.Option(False, flag, help=description)
 
 
-_CONFIG = typer.Argument(None, metavar="CONFIG", help="Training config. Default: ./llmctl.yaml, else an example.")
+_CONFIG = typer.Argument(
+    None,
+    metavar="CONFIG",
+    help="Training config, or a Megatron-LM script (.sh). Default: ./llmctl.yaml, else an example.",
+)
 _CLUSTER = _option("--cluster", "NAME", "Cluster. Default: local.", autocompletion=complete_cluster)
 _NODES = _option("--nodes", "N", "Number of nodes.")
 _GPUS_PER_NODE = _option("--gpus-per-node", "G", "Ranks per node. Default: the node's GPUs.")
@@ -45,6 +49,7 @@ _LAUNCHER = _option("--launcher", "torchrun|srun|mpirun", "Launcher of the ranks
 _SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is YAML. Repeatable.")
 _ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
 _SECRETS = _option("--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
+_SCRIPT_ARGUMENTS = _option("--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable.")
 _RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
 _INSTALLED = _switch("--installed", "Use the trainer installed in the environment, not a snapshot of llmctl's.")
 _TEMPLATE = _option("--template", "FILE", "Template of job.sh. Default: the scheduler's template.")
@@ -90,6 +95,7 @@ def submit(
     settings: list[str] | None = _SETTINGS,
     env: list[str] | None = _ENV,
     secrets: list[str] | None = _SECRETS,
+    script_arguments: list[str] | None = _SCRIPT_ARGUMENTS,
     run_id: str | None = _RUN_ID,
     installed: bool = _INSTALLED,
     template: str | None = _TEMPLATE,
@@ -116,6 +122,7 @@ def submit(
         installed=installed,
         dry_run=dry_run,
         template=template,
+        script_arguments=tuple(script_arguments or ()),
     )
     return submit_plan(plan_submission(context, request), context, dry_run=dry_run, as_json=as_json, follow=follow)
 

@@ -7,6 +7,7 @@ Request -> Resolved -> JobSpec -> JobPlan with its JobRequest -> problems -> Ren
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from llmctl.transport.file_writes import PathFacts
 from trainer.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
+    from llmctl.scripts.import_script import ImportedScript
     from llmctl.submit.snapshot import UserCode
 
 
@@ -45,6 +47,7 @@ class Request:
         installed: use the environment's trainer instead of a snapshot of llmctl's own.
         template: file of a template for job.sh; None: the scheduler's own.
         dry_run: query no scheduler, and another machine only for facts that the script needs.
+        script_arguments: ``NAME=VALUE`` of every --arg, for a CONFIG that is a training script.
     """
 
     config: str | None
@@ -59,6 +62,7 @@ class Request:
     installed: bool = False
     template: str | None = None
     dry_run: bool = False
+    script_arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ def plan_submission(context: Context, request: Request) -> Plan:
     profile, is_command = session.profile, bool(request.command)
     path, warning = (None, "") if is_command and request.config is None else find_config(context, request.config)
     default_name = _as_name(Path(request.command[0]).name if is_command else path.stem if path is not None else "run")
-    resolved = resolve(context, session, path, _flags(request), job_only=is_command)
+    script = _read_script(request, path)
+    sections = script.sections if script is not None else None
+    resolved = resolve(context, session, path, _flags(request), job_only=is_command, script=sections)
     if request.after is not None:  # only a flag, no config key: --after names a run
         resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
     config = None if is_command else training_config(resolved)
@@ -108,6 +114,11 @@ def plan_submission(context: Context, request: Request) -> Plan:
     job = plan_job(context, session, spec, config, run_dir)
     own_paths = [_new_run(str(run_dir), run_id)] if request.run_id is not None else []
     warnings = [warning] if warning else []
+    if script is not None and script.ignored:
+        warnings.append(
+            f"{request.config}: {script.ignored} words have no effect here; "
+            "llmctl import-script shows each with its reason"
+        )
     warnings += check_job(context, session, resolved, job, own_paths, dry_run=request.dry_run)
     user_code = None
     if spec.code:
@@ -132,6 +143,18 @@ def plan_submission(context: Context, request: Request) -> Plan:
         is_new=True,
         warnings=tuple(warnings),
     )
+
+
+def _read_script(request: Request, path: Path | None) -> "ImportedScript | None":
+    """The config that a training script asks for; None for a config file."""
+    from llmctl.scripts.import_script import import_script, is_script, parse_given
+
+    given = parse_given(request.script_arguments)
+    if path is not None and is_script(path):
+        return import_script(path, request.config or str(path), given, datetime.now())
+    if given:
+        raise UsageError("--arg: goes with a training script; set a config's key with --set")
+    return None
 
 
 def plan_resume(

@@ -109,7 +109,13 @@ def parse_settings(settings: Sequence[str]) -> list[Flag]:
 
 
 def resolve(
-    context: Context, session: ClusterSession, config: Path | None, flags: Sequence[Flag], *, job_only: bool
+    context: Context,
+    session: ClusterSession,
+    config: Path | None,
+    flags: Sequence[Flag],
+    *,
+    job_only: bool,
+    script: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Resolved:
     """Merge all layers. The merged values are not checked here.
 
@@ -119,6 +125,7 @@ def resolve(
         config: the config file; None for a COMMAND without one.
         flags: of the command line; the last flag wins.
         job_only: read only the ``job`` section, for a COMMAND.
+        script: sections of ``config`` if that is a training script, which is read only once.
 
     Raises:
         ConfigFileError: the file cannot be read.
@@ -129,7 +136,7 @@ def resolve(
     if profile.group is not None:
         layers.add("job.group", profile.group, Origin("profile"), context.cwd)
     if config is not None:
-        for section, values in _read(config).items():
+        for section, values in (_read(config) if script is None else script).items():
             if not job_only or section == "job":
                 layers.add(section, values, Origin(str(config)), config.parent)
     if context.environment.get("LLMCTL_GROUP"):

@@ -7,190 +7,19 @@ Exit codes: 0 done, 1 the run failed, 2 bad flags, 3 bad config, 130 interrupted
 from __future__ import annotations
 
 import sys
-import typing
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING
 
-from trainer.config.counted_flags import COUNTED, iterations_of
 from trainer.config.errors import ConfigError
-from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT, Alias
-from trainer.config.spelling import nearest_word
 from trainer.config.train_config import TrainConfig
 from trainer.ops.build.build_settings import BuildSettings
-from trainer.planning.build_config import build_config, known_keys, read_yaml
 from trainer.planning.checks import check_world_size
+from trainer.planning.command_line import CommandLine, UsageError, build_train_config, flag_keys, parse_command_line
 from trainer.process.failure import record_failure
 
 if TYPE_CHECKING:
     from trainer.process.launch_environment import LaunchEnvironment
     from trainer.process.run_directory import RunDirectory
-
-_TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
-
-
-class UsageError(ValueError):
-    """An unusable flag. The message names the flag and a remedy."""
-
-
-@dataclass
-class CommandLine:
-    """Parsed flags.
-
-    Attributes:
-        config_file: the YAML file, if any.
-        values: dotted key -> value.
-        notes: one sentence per accepted flag without effect.
-    """
-
-    config_file: Path | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-def flag_keys() -> dict[str, str]:
-    """Flag without dashes -> dotted key, for every config key that the trainer reads."""
-    return {key.rpartition(".")[2].replace("_", "-"): key for key in known_keys() if not key.startswith("job.")}
-
-
-def parse_command_line(arguments: Sequence[str]) -> CommandLine:
-    """Sort the flags into config values and notes.
-
-    Raises:
-        UsageError: an unknown flag (names the nearest known one), a refused flag, or a wrong number of values.
-    """
-    result = CommandLine()
-    keys = flag_keys()
-    yielding: dict[str, Any] = {}
-    counted: dict[str, str] = {}
-    for flag, values in _flags(arguments):
-        if flag == "config":
-            result.config_file = Path(_one(flag, values))
-        elif flag in keys:
-            result.values[keys[flag]] = _key_value(flag, keys[flag], values)
-        elif flag in ALIASES:
-            _take_alias(flag, values, result.values, yielding)
-        elif flag in COUNTED:
-            counted[flag] = _one(flag, values)
-        elif flag in WITHOUT_EFFECT:
-            result.notes.append(_without_effect(flag, values))
-        elif flag in REFUSED:
-            raise UsageError(f"--{flag}: {REFUSED[flag]}")
-        else:
-            raise UsageError(_unknown(flag, keys))
-    try:
-        result.values.update(iterations_of(counted, result.values))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    _fill_in(result.values, yielding)
-    return result
-
-
-def _take_alias(flag: str, values: Sequence[str], settled: dict[str, Any], yielding: dict[str, Any]) -> None:
-    for alias in (ALIASES[flag], *ALIASES[flag].also):
-        target = yielding if alias.yields else settled
-        value = _alias_value(flag, alias, values)
-        target[alias.key] = value if alias.entry is None else {**target.get(alias.key, {}), alias.entry: value}
-
-
-def _fill_in(settled: dict[str, Any], yielding: dict[str, Any]) -> None:
-    for key, value in yielding.items():
-        given = settled.setdefault(key, value)
-        if isinstance(value, dict) and isinstance(given, dict):
-            settled[key] = {**value, **given}
-
-
-def _flags(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    flags: list[tuple[str, list[str]]] = []
-    for argument in arguments:
-        if argument.startswith("--") and len(argument) > 2:
-            name, equals, value = argument[2:].partition("=")
-            # Megatron-DeepSpeed and torchrun write some flags with underscores.
-            flags.append((name.replace("_", "-"), [value] if equals else []))
-        elif flags:
-            flags[-1][1].append(argument)
-        else:
-            raise UsageError(f"{argument!r}: is not a flag; use flags only, such as --config FILE or --train-iters 100")
-    return flags
-
-
-def _alias_value(flag: str, alias: Alias, values: Sequence[str]) -> Any:
-    if alias.value is not None:
-        return _none(flag, values, alias.value)
-    value = _one(flag, values)
-    if alias.words is None:
-        return value
-    if value not in alias.words:
-        raise UsageError(f"--{flag}: {value!r} is not valid; use {' or '.join(alias.words)}")
-    return alias.words[value]
-
-
-def _one(flag: str, values: Sequence[str]) -> str:
-    if len(values) != 1:
-        raise UsageError(f"--{flag}: takes one value, not {len(values)}")
-    return values[0]
-
-
-def _none(flag: str, values: Sequence[str], meaning: Any) -> Any:
-    if values:
-        raise UsageError(f"--{flag}: takes no value; remove {' '.join(values)!r}")
-    return meaning
-
-
-def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
-    section, _, name = key.partition(".")
-    section_type = TrainConfig.model_fields[section].annotation
-    assert section_type is not None
-    annotation = section_type.model_fields[name].annotation
-    if annotation is bool:
-        if not values or values[0] in _TRUE:
-            return _none(flag, values[1:], True)
-        if values[0] in _FALSE:
-            return _none(flag, values[1:], False)
-        raise UsageError(f"--{flag}: is a switch; give it alone, or with true or false")
-    if dict in [typing.get_origin(kind) for kind in (annotation, *typing.get_args(annotation))]:
-        if not values or not all("=" in value for value in values):
-            raise UsageError(f"--{flag}: takes one or more NAME=VALUE")
-        return dict(value.split("=", 1) for value in values)
-    if typing.get_origin(annotation) is list:
-        if not values:
-            raise UsageError(f"--{flag}: takes one or more values")
-        return list(values)
-    return _one(flag, values)
-
-
-def _without_effect(flag: str, values: Sequence[str]) -> str:
-    accepted = WITHOUT_EFFECT[flag]
-    if accepted.values < 0 and not values:
-        raise UsageError(f"--{flag}: takes one or more values")
-    if 0 <= accepted.values != len(values):
-        raise UsageError(f"--{flag}: takes {accepted.values or 'no'} value{'s' * (accepted.values != 1)}")
-    if accepted.only and values[0] not in accepted.only:
-        raise UsageError(f"--{flag}: {values[0]!r} is not available here; use {' or '.join(accepted.only)}")
-    return f"--{' '.join([flag, *values])} is without effect here: {accepted.reason}"
-
-
-def _unknown(flag: str, keys: Mapping[str, str]) -> str:
-    near = nearest_word(flag, [*keys, *ALIASES, *COUNTED, *WITHOUT_EFFECT, "config"])
-    return f"--{flag}: unknown flag" + (f"; did you mean --{near}?" if near else "; flags are the config's keys")
-
-
-def build_train_config(command_line: CommandLine) -> TrainConfig:
-    """The config file, if any, overridden by the flags.
-
-    Raises:
-        ConfigError: see trainer.planning.build_config.build_config; the message names the file if the file is wrong.
-    """
-    values: dict[str, Any] = {}
-    if command_line.config_file is not None:
-        values = read_yaml(command_line.config_file)
-    for key, value in command_line.values.items():
-        section, _, name = key.partition(".")
-        if not isinstance(values.get(section, {}), dict):
-            raise ConfigError(section, "is a section; give it keys, not a value")
-        values[section] = {**values.get(section, {}), name: value}
-    return build_config(values)
 
 
 def cuda_defaults(config: TrainConfig) -> dict[str, str]:

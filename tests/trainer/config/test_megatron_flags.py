@@ -8,10 +8,11 @@ import pytest
 
 from tests.megatron_flag_table import PAGE, answer, page, recorded_flags
 from tests.waiting import HANG_S
-from trainer.commands.pretrain import UsageError, build_train_config, flag_keys, main, parse_command_line
+from trainer.commands.pretrain import main
 from trainer.config.errors import ConfigError
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
 from trainer.planning.checks import check_world_size
+from trainer.planning.command_line import UsageError, build_train_config, flag_keys, parse_command_line
 from trainer.process.launch_environment import resolve_launch_environment
 
 MEETING = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

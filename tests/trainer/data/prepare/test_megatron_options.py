@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.commands.pretrain import UsageError, parse_command_line
 from trainer.data.commands import inspect_command, merge, preprocess
+from trainer.planning.command_line import UsageError, parse_command_line
 
 # All flags of its releases from 2020 to 2026, except those that name inputs and outputs.
 WORKS = [

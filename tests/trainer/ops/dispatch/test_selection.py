@@ -10,7 +10,6 @@ import torch
 
 from tests.trainer.spawn import Ranks
 from tests.trainer.training.pretraining_job import Job
-from trainer.commands.pretrain import build_train_config, parse_command_line
 from trainer.config.errors import ConfigError
 from trainer.ops.adamw import ADAMW
 from trainer.ops.dispatch import selection as choice_module
@@ -27,6 +26,7 @@ from trainer.ops.dispatch.setup import serial_kernels
 from trainer.ops.operation import Implementation, Operation
 from trainer.ops.rms_norm import RMS_NORM
 from trainer.planning.build_config import build_config
+from trainer.planning.command_line import build_train_config, parse_command_line
 from trainer.planning.kernel_choice import ROWS, RequestedBackend, requested_backends, requested_in_cpu_memory
 
 CPU = torch.device("cpu")

@@ -1,0 +1,96 @@
+"""``llmctl import-script``: turn a Megatron-LM training script into a config, and start it if asked."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import typer
+
+from llmctl.cli.completion import complete_cluster
+from llmctl.context import Context
+from llmctl.errors import ConfigFileError, UsageError
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_SCRIPT = typer.Argument(
+    ..., metavar="FILE", help="Shell script that starts pretrain_gpt.py, pretrain_bert.py or pretrain_t5.py."
+)
+_OUTPUT = typer.Option(None, "--output", "-o", metavar="CONFIG", help="Config file to write. Default: standard output.")
+_GIVEN = typer.Option(
+    None, "--arg", metavar="NAME=VALUE", help="Variable that the script leaves open; 1=VALUE is $1. Repeatable."
+)
+_RUN = typer.Option(False, "--run", help="Submit at once, as llmctl submit FILE does.")
+_CLUSTER = typer.Option(None, "--cluster", metavar="NAME", help="With --run: cluster.", autocompletion=complete_cluster)
+_NODES = typer.Option(None, "--nodes", metavar="N", help="With --run: number of nodes.")
+_GPUS = typer.Option(None, "--gpus-per-node", metavar="G", help="With --run: ranks per node.")
+_SETTINGS = typer.Option(None, "--set", metavar="KEY=VALUE", help="With --run: set a key of the config. Repeatable.")
+_SECRETS = typer.Option(
+    None, "--secret", metavar="NAME", help="With --run: variable whose value stays secret. Repeatable."
+)
+_DRY_RUN = typer.Option(False, "--dry-run", help="With --run: print script and submit command; submit nothing.")
+_FOLLOW = typer.Option(False, "--follow", help="With --run: follow the run until it ends.")
+_JSON = typer.Option(False, "--json", help="With --run: print one JSON document.")
+
+
+@app.command(epilog="The script is read, never executed. llmctl submit FILE.sh imports and starts in one step.")
+def import_script(
+    ctx: typer.Context,
+    script: str = _SCRIPT,
+    output: Path | None = _OUTPUT,
+    given: list[str] | None = _GIVEN,
+    run: bool = _RUN,
+    cluster: str | None = _CLUSTER,
+    nodes: int | None = _NODES,
+    gpus_per_node: int | None = _GPUS,
+    settings: list[str] | None = _SETTINGS,
+    secrets: list[str] | None = _SECRETS,
+    dry_run: bool = _DRY_RUN,
+    follow: bool = _FOLLOW,
+    as_json: bool = _JSON,
+) -> int:
+    """Turn a Megatron-LM training script into a config."""
+    from llmctl.scripts.import_script import import_script as read
+    from llmctl.scripts.import_script import parse_given
+
+    context: Context = ctx.obj
+    if not run and any((cluster, nodes, gpus_per_node, settings, secrets, dry_run, follow, as_json)):
+        raise UsageError("the flags of a submission go with --run; without it the config is only written")
+    path = context.cwd / script
+    if not path.is_file():
+        raise UsageError(f"FILE: there is no file {script}; name a training script")
+    imported = read(path, script, parse_given(given or ()), datetime.now())
+    if output is not None:
+        _write(context.cwd / output, imported.text, str(output))
+    elif not run:
+        sys.stdout.write(imported.text)
+    if not run:
+        return 0
+    from llmctl.cli.submit import submit_plan
+    from llmctl.submit.plan import Request, plan_submission
+    from llmctl.submit.resolve import Flag
+
+    flags = [
+        Flag(flag, f"job.{key}", value)
+        for flag, key, value in (("--nodes", "nodes", nodes), ("--gpus-per-node", "gpus_per_node", gpus_per_node))
+        if value is not None
+    ]
+    request = Request(
+        config=script if output is None else str(output),
+        cluster=cluster,
+        flags=tuple(flags),
+        settings=tuple(settings or ()),
+        secrets=tuple(secrets or ()),
+        dry_run=dry_run,
+        script_arguments=tuple(given or ()) if output is None else (),
+    )
+    return submit_plan(plan_submission(context, request), context, dry_run=dry_run, as_json=as_json, follow=follow)
+
+
+def _write(path: Path, text: str, shown: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"--output {shown}: exists already; name another file, or remove this one") from None
+    except OSError as error:
+        raise ConfigFileError(f"--output {shown}: cannot be written: {error.strerror}") from None

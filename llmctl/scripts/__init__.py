@@ -1,0 +1,1 @@
+"""Training scripts of Megatron-LM, read without running them, as configs of this trainer."""

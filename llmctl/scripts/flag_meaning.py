@@ -1,0 +1,207 @@
+"""Flags of a training line as values of the training config, each with the flag and line that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llmctl.scripts.deepspeed import read_deepspeed
+from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.shell.values import Missing, Value, missing_of, text_of
+from trainer.planning.command_line import UsageError, parse_command_line
+
+ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
+"""Program of Megatron-LM, without its ending -> architecture."""
+_DEEPSPEED_CONFIG = ("deepspeed_config", "deepspeed-config")
+_T5_AS_PUBLISHED = {"model.position_embedding_type": "relative", "model.disable_bias_linear": True}
+_UNKNOWN_TEXT = "1"
+_JOB_IDS = tuple(
+    f"${name}" for name in ("JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
+)
+_OWN_FOLDER = {
+    "save": "a folder of the job itself: checkpoints go to the run directory",
+    "load": "a folder of the job itself, which is empty at its start: llmctl resume goes on from a run's checkpoints",
+}
+_LABELS = ("wandb", "tensorboard")
+"""Beginnings of flags that name dashboards; a part that only the job knows is left out of such a name."""
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """A flag with its values.
+
+    Attributes:
+        name: without dashes.
+        words: the flag and its values, as text.
+        line: of the flag in the script.
+        missing: the first part that is unknown.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    line: int
+    missing: Missing | None
+
+    @property
+    def origin(self) -> str:
+        """As in a comment."""
+        return f"--{self.name}, line {self.line}" if self.line else f"--{self.name}"
+
+
+@dataclass
+class FlagMeaning:
+    """All flags of a training line.
+
+    Attributes:
+        values: dotted key -> value.
+        origins: dotted key -> flag and line.
+        without_effect: line, flag and reason.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    without_effect: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+def architecture_of(entry: str, line: int) -> str:
+    """The architecture that a training program trains.
+
+    Raises:
+        ScriptError: the program is not one of Megatron-LM's three.
+    """
+    name = entry.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
+    if name in ENTRY_POINTS:
+        return ENTRY_POINTS[name]
+    if entry.endswith("tasks/main.py"):
+        raise ScriptError(
+            line, "tasks/main.py fine-tunes on a task, which is not supported; pretrain_bert.py can be read"
+        )
+    known = ", ".join(f"{one}.py" for one in ENTRY_POINTS)
+    raise ScriptError(line, f"{entry} is no training program that can be read; known are {known}")
+
+
+def put_architecture(architecture: str, program: str, flags: FlagMeaning) -> None:
+    """Set the architecture of the training program, unless it is the default.
+
+    Megatron-LM's T5 has a learned table of positions and biases; the trainer's is T5 as published.
+    """
+    if architecture == "decoder":
+        return
+    flags.values["model.architecture"] = architecture
+    flags.origins["model.architecture"] = program
+    for key, value in _T5_AS_PUBLISHED.items() if architecture == "t5" else ():
+        if key not in flags.values:
+            flags.values[key] = value
+            flags.origins[key] = f"of T5 as published; Megatron-LM's default is not available in {program}"
+
+
+def status_of(group: FlagGroup) -> Literal["meant", "no effect", "refused"]:
+    """The meaning of a single flag of a script."""
+    if group.name in _DEEPSPEED_CONFIG:
+        return "meant"
+    try:
+        return "meant" if parse_command_line(group.words).values else "no effect"
+    except UsageError:
+        return "refused"
+
+
+def group_flags(arguments: Sequence[Value], line: int) -> list[FlagGroup]:
+    """Divide the words of a training line into flags with their values.
+
+    Raises:
+        ScriptError: the first word is no flag.
+    """
+    groups: list[list[Value]] = []
+    for word in arguments:
+        text = text_of(word)
+        if text.startswith("--") and len(text) > 2:
+            groups.append([word])
+        elif groups:
+            groups[-1].append(word)
+        elif text or missing_of(word) is not None:
+            missing = missing_of(word)
+            if missing is not None:
+                raise ScriptError(missing.line, missing.problem)
+            raise ScriptError(word[0].line if word else line, f"{text!r} is no flag of the training program")
+    return [_group(words) for words in groups]
+
+
+def _group(words: Sequence[Value]) -> FlagGroup:
+    texts = [text_of(word) if missing_of(word) is None else text_of(word) or _UNKNOWN_TEXT for word in words]
+    missing = next((found for found in map(missing_of, words) if found is not None), None)
+    return FlagGroup(texts[0][2:].partition("=")[0], tuple(texts), words[0][0].line, missing)
+
+
+def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | None]) -> FlagMeaning:
+    """The meaning of all flags.
+
+    Args:
+        groups: the flags.
+        file_text: text of a file that a flag names, if the script or this machine has the file.
+
+    Raises:
+        ScriptError: a flag is unknown or refused, or has a value that only the job knows.
+    """
+    found = FlagMeaning()
+    meant = []
+    for group in groups:
+        if group.missing is not None and group.missing.what in _JOB_IDS and group.name in _OWN_FOLDER:
+            found.without_effect.append((group.line, " ".join(group.words), _OWN_FOLDER[group.name]))
+        elif group.name not in _DEEPSPEED_CONFIG:
+            meant.append(group)
+    alone = {place: _alone(group, found) for place, group in enumerate(meant)}
+    try:
+        together = parse_command_line([word for group in meant for word in group.words])
+    except UsageError as error:
+        raise ScriptError(_line_of_error(meant, str(error)), str(error)) from None
+    found.values = dict(together.values)
+    for key, value in found.values.items():
+        setters = [place for place, values in alone.items() if key in values]
+        same = [place for place in setters if alone[place][key] == value]
+        if setters:
+            found.origins[key] = meant[(same or setters)[-1]].origin
+    for group in groups:
+        if group.name in _DEEPSPEED_CONFIG:
+            _read_deepspeed(group, found, file_text)
+    return found
+
+
+def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
+    """Keys that one flag sets by itself; a flag that is wrong only by itself sets none."""
+    try:
+        parsed = parse_command_line(group.words)
+    except UsageError as error:
+        if group.missing is not None and ": takes " in str(error):  # $ARGS without a value, beside a flag's own values
+            raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}") from None
+        return {}
+    if parsed.values and group.missing is not None and not group.name.startswith(_LABELS):
+        raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
+    for note in parsed.notes:
+        found.without_effect.append((group.line, " ".join(group.words), note.partition(": ")[2]))
+    return dict(parsed.values)
+
+
+def _line_of_error(groups: Sequence[FlagGroup], message: str) -> int:
+    for group in groups:
+        try:
+            parse_command_line(group.words)
+        except UsageError as error:
+            if str(error) == message:
+                return group.line
+    return groups[0].line if groups else 0
+
+
+def _read_deepspeed(group: FlagGroup, found: FlagMeaning, file_text: Callable[[str], str | None]) -> None:
+    name = group.words[0].partition("=")[2] or " ".join(group.words[1:2])
+    if not name:
+        raise ScriptError(group.line, f"--{group.name}: takes the name of a JSON file")
+    text = None if group.missing is not None else file_text(name)
+    if text is None:
+        reason = "the JSON is neither in the script nor on this machine; the flags beside it are read alone"
+        found.without_effect.append((group.line, f"--{group.name} {name}", reason))
+        return
+    for path, key, value in read_deepspeed(text, group.line, name):
+        if key not in found.values:
+            found.values[key] = value
+            found.origins[key] = f"{path} of --{group.name}, line {group.line}"

@@ -1,0 +1,225 @@
+"""A training script as one config of this trainer. The script is read, never executed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from llmctl.errors import UsageError
+from llmctl.scripts.config_text import render_config
+from llmctl.scripts.directives import JobWord, read_directives
+from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.flag_meaning import (
+    FlagGroup,
+    FlagMeaning,
+    architecture_of,
+    group_flags,
+    put_architecture,
+    read_flags,
+)
+from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
+from llmctl.scripts.launch_line import LaunchLine, read_launch_line
+from llmctl.scripts.outside import outside_value
+from llmctl.scripts.shell.command_reader import read_script as read_commands
+from llmctl.scripts.shell.interpreter import Interpreter, World
+from llmctl.scripts.shell.state import Run
+from llmctl.scripts.shell.values import Value, missing_of, text_of
+from trainer.config.errors import ConfigError
+from trainer.planning.build_config import build_config
+
+ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".qsub", ".job", ".sge", ".lsf")
+"""Endings of files that submit reads as scripts."""
+_MAX_BYTES = 1_000_000
+_GIVEN = re.compile(r"([A-Za-z_]\w*|[1-9]\d*)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ImportedScript:
+    """A script as a config.
+
+    Attributes:
+        sections: section -> key -> value, in plain values.
+        text: the YAML file, with the origin of every line.
+        ignored: number of words of the script without effect here.
+    """
+
+    sections: Mapping[str, Mapping[str, Any]]
+    text: str
+    ignored: int
+
+
+def is_script(path: Path) -> bool:
+    """True if a file is a shell script by its ending, or by its first line."""
+    if path.suffix in ENDINGS:
+        return True
+    if path.suffix in (".yaml", ".yml") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def parse_given(arguments: Sequence[str]) -> dict[str, str]:
+    """Values of ``--arg NAME=VALUE``; a number names an argument of the script.
+
+    Raises:
+        UsageError: an argument has another form.
+    """
+    found = {}
+    for argument in arguments:
+        match = _GIVEN.fullmatch(argument)
+        if match is None:
+            raise UsageError(
+                f"--arg {argument}: give NAME=VALUE for a variable, or 1=VALUE for the script's argument $1"
+            )
+        found[match[1]] = match[2]
+    return found
+
+
+def import_script(path: Path, shown: str, given: Mapping[str, str], now: datetime) -> ImportedScript:
+    """Read a script as a config.
+
+    Args:
+        path: of the script.
+        shown: its name in messages.
+        given: variables that the script leaves open; see parse_given.
+        now: the time that ``date`` in the script prints.
+
+    Raises:
+        UsageError: the script cannot be read, or asks for something else than this trainer does; with the line.
+    """
+    try:
+        return _import(_read_text(path), path, given, now)
+    except ScriptError as error:
+        raise error.within(shown) from None
+    except RecursionError:
+        raise UsageError(f"{shown}: its commands are nested too deeply to be read") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        data = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else None
+    except OSError as error:
+        raise ScriptError(0, f"cannot be read: {error.strerror}") from None
+    if data is None:
+        raise ScriptError(0, f"has more than {_MAX_BYTES:,} bytes, which no training script has")
+    if b"\0" in data:
+        raise ScriptError(0, "is a binary file, not a shell script")
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ScriptError(data[: error.start].count(b"\n") + 1, "has bytes that are not UTF-8 text") from None
+
+
+def flags_of(path: Path, given: Mapping[str, str], now: datetime) -> list[FlagGroup]:
+    """The flags of a script's training line; arguments and errors as in import_script."""
+    found = _read(_read_text(path), path, given, now)
+    return group_flags(found.launch.arguments, found.launch.line)
+
+
+@dataclass(frozen=True)
+class _Script:
+    interpreter: Interpreter
+    directives: list[JobWord]
+    run: Run
+    launch: LaunchLine
+
+
+def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Script:
+    directives = read_directives(text)
+    size = size_of(directives)
+
+    def outside(name: str, line: int) -> Value | None:
+        return outside_value(name, line, size, path.name)
+
+    interpreter = Interpreter(World(dict(given), outside, size.gpus, now))
+    interpreter.run(read_commands(text))
+    return _Script(interpreter, directives, *_training_line(interpreter))
+
+
+def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> ImportedScript:
+    script = _read(text, path, given, now)
+    launch, state = script.launch, script.interpreter.state
+    architecture = architecture_of(launch.entry, launch.line)
+
+    def file_text(name: str) -> str | None:
+        written = state.files.get(name)
+        if written is not None:
+            return text_of(written) if missing_of(written) is None else None
+        place = path.parent / name
+        return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
+
+    flags = read_flags(group_flags(launch.arguments, launch.line), file_text)
+    put_architecture(architecture, f"{launch.entry.rpartition('/')[2]}, line {launch.line}", flags)
+    job = job_meaning(script.directives, launch, script.run.environment)
+    return _written(path, launch, flags, job, state.skipped)
+
+
+def _training_line(interpreter: Interpreter) -> tuple[Run, LaunchLine]:
+    """The only command of the script that trains."""
+
+    def nested(words: Sequence[Value], line: int) -> list[Run]:
+        before = len(interpreter.state.runs)
+        interpreter.shell.nested(words, line)
+        return interpreter.state.runs[before:]
+
+    found: list[tuple[Run, LaunchLine]] = []
+    other: LaunchLine | None = None
+    for run in list(interpreter.state.runs):
+        launch = read_launch_line(run, nested)
+        if launch is not None and launch.trains:
+            found.append((run, launch))
+        elif launch is not None:
+            other = launch
+    if len(found) > 1:
+        first, second = found[0][1].line, found[1][1].line
+        where = f"here and in line {first}" if first != second else "here, in a loop"
+        raise ScriptError(second, f"a training program starts {where}; a config has one: leave one in the script")
+    if not found and other is not None:
+        architecture_of(other.entry, other.line)
+    if not found and interpreter.state.exits:
+        message = "the script ends here before it trains; give what it asks for with --arg NAME=VALUE"
+        raise ScriptError(interpreter.state.exits[0], message)
+    if not found:
+        raise ScriptError(0, "starts no training program; a line such as torchrun pretrain_gpt.py is needed")
+    return found[0]
+
+
+def _written(
+    path: Path, launch: LaunchLine, flags: FlagMeaning, job: JobMeaning, skipped: Sequence[tuple[int, str]]
+) -> ImportedScript:
+    sections: dict[str, dict[str, Any]] = {"job": dict(job.values)} if job.values else {}
+    for key, value in flags.values.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    origins = {**flags.origins, **{f"job.{key}": origin for key, origin in job.origins.items()}}
+    try:
+        config = build_config(sections)
+    except ConfigError as error:
+        origin = origins.get(error.key, "")
+        line = re.search(r"line (\d+)$", origin)
+        words = f"{origin.partition(',')[0]} ({error.key})" if origin else error.key
+        message = f"{words}: {error.problem}" if error.key else error.problem
+        raise ScriptError(int(line[1]) if line else launch.line, message) from None
+    prepared = [(line, words, "the cluster's profile sets the environment up") for line, words in skipped]
+    programs = " ".join([*launch.programs, launch.entry.rpartition("/")[2]])
+    text = render_config(
+        f"From {path.name} by llmctl import-script: {programs}, line {launch.line}.",
+        sections,
+        origins,
+        config,
+        [
+            ("Flags without effect here:", sorted(flags.without_effect)),
+            (
+                "Words of scheduler, launcher and environment that llmctl replaces:",
+                sorted([*job.without_effect, *prepared]),
+            ),
+        ],
+    )
+    ignored = len(flags.without_effect) + len(job.without_effect) + len(prepared)
+    checked = config.model_dump(mode="json")
+    plain_sections = {name: {key: checked[name][key] for key in values} for name, values in sections.items()}
+    return ImportedScript(plain_sections, text, ignored)

@@ -1,0 +1,118 @@
+"""Directives, launchers and exported variables of a script as the job section of a config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmctl.scripts.directives import JobWord
+from llmctl.scripts.launch_line import LaunchLine
+from llmctl.scripts.launch_words import NODES, RANKS, RANKS_PER_NODE
+from llmctl.scripts.outside import JobSize
+from llmctl.scripts.shell.values import Value, missing_of, text_of
+
+_KEPT = re.compile(
+    r"(NCCL|RCCL|CUDA|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP|UCX|FI|GLOO|NVTE|TRITON|TOKENIZERS|HSA|MIOPEN|GPU|HF|WANDB|"
+    r"NVSHMEM|MPICH|PALS|OMPI_MCA)_\w+|PYTHON(UNBUFFERED|FAULTHANDLER|HASHSEED)"
+)
+_NOT_KEPT = re.compile(r"CUDA_(HOME|PATH|ROOT\w*|VISIBLE_DEVICES)|\w*_(HOME|DIR|CACHE)")
+_SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)")
+_TOLD_BY_LAUNCHER = frozenset(
+    ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PATH", "LD_LIBRARY_PATH")
+)
+
+
+@dataclass
+class JobMeaning:
+    """The job section.
+
+    Attributes:
+        values: key of the section -> value.
+        origins: key, or ``env.NAME``, -> words and line.
+        without_effect: line, words and reason.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    without_effect: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def put(self, key: str, value: Any, text: str, line: int) -> None:
+        """Set a key; mounts and variables are added to those before."""
+        if key == "mounts":
+            value = [*self.values.get(key, []), *value]
+        elif key == "env":
+            self.origins.update({f"env.{name}": _origin(text, line) for name in value})
+            value = {**self.values.get(key, {}), **value}
+        self.values[key] = value
+        self.origins[key] = _origin(text, line)
+
+
+def size_of(directives: Sequence[JobWord]) -> JobSize:
+    """The size of the job that directives ask for; ranks of a node count as its GPUs."""
+    found = {word.key: word.value for word in directives if word.key}
+    ranks = next((word.value for word in directives if word.value is not None and not word.key), None)
+    gpus = found.get("gpus_per_node", ranks)
+    return JobSize(found.get("nodes"), gpus if isinstance(gpus, int) else None)
+
+
+def job_meaning(directives: Sequence[JobWord], launch: LaunchLine, environment: Mapping[str, Value]) -> JobMeaning:
+    """The job section: directives first, then the launch line, which knows better."""
+    job = JobMeaning()
+    for word in [*directives, *launch.words]:
+        if word.key:
+            job.put(word.key, word.value, word.text, word.line)
+        else:
+            job.without_effect.append((word.line, word.text, word.reason))
+    _put_sizes(launch, job)
+    _put_environment({**environment, **launch.environment}, launch.line, job)
+    return job
+
+
+def _put_sizes(launch: LaunchLine, job: JobMeaning) -> None:
+    sizes = {name: (int(text) if text else None, line, shown) for name, (text, line, shown) in launch.sizes.items()}
+    for name, key in ((RANKS_PER_NODE, "gpus_per_node"), (NODES, "nodes")):
+        number, line, shown = sizes.get(name, (None, 0, ""))
+        if number:
+            job.put(key, number, shown, line)
+        elif shown and key not in job.values:
+            job.without_effect.append((line, shown, f"the number is known only inside the job; give {_FLAGS[key]}"))
+    ranks, line, shown = sizes.get(RANKS, (None, 0, ""))
+    if ranks and NODES not in launch.sizes:
+        per_node = job.values.get("gpus_per_node")
+        if per_node and ranks % per_node == 0:
+            job.put("nodes", ranks // per_node, f"{shown}, {per_node} of each node", line)
+        elif "nodes" not in job.values:
+            job.put("gpus_per_node", ranks, shown, line)
+        elif ranks % job.values["nodes"] == 0:
+            job.put("gpus_per_node", ranks // job.values["nodes"], shown, line)
+    elif shown and not ranks and "nodes" not in job.values:
+        job.without_effect.append((line, shown, "the number is known only inside the job; give --nodes"))
+    if not launch.programs and not job.values.keys() & {"nodes", "gpus_per_node"}:
+        job.put("gpus_per_node", 1, "one process without a launcher", launch.line)
+
+
+_FLAGS = {"nodes": "--nodes", "gpus_per_node": "--gpus-per-node"}
+
+
+def _put_environment(environment: Mapping[str, Value], line: int, job: JobMeaning) -> None:
+    for name, value in environment.items():
+        where = value[0].line if value else line
+        missing, text = missing_of(value), text_of(value)
+        if name in _TOLD_BY_LAUNCHER:
+            continue
+        if _SECRET.fullmatch(name):
+            job.without_effect.append((where, f"export {name}", f"a secret stays out of configs; give --secret {name}"))
+        elif name == "CUDA_VISIBLE_DEVICES":
+            job.without_effect.append((where, f"export {name}", "the scheduler decides about the GPUs of a job"))
+        elif not _KEPT.fullmatch(name) or _NOT_KEPT.fullmatch(name):
+            continue
+        elif missing is not None or "~" in text or "\0" in text:
+            job.without_effect.append((where, f"export {name}", "the value is known only inside the job; give --env"))
+        else:
+            job.put("env", {name: text}, f"export {name}", where)
+
+
+def _origin(text: str, line: int) -> str:
+    return f"{text}, line {line}" if line else text

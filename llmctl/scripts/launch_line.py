@@ -1,0 +1,232 @@
+"""The line of a script that trains: launchers and containers in front, the entry point, and its flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from llmctl.scripts.directives import JobWord
+from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.launch_words import (
+    ENV,
+    ENV_PAIR,
+    IMAGE,
+    LAUNCHERS,
+    MOUNTS,
+    NODES,
+    RANKS,
+    RANKS_PER_NODE,
+    Launcher,
+)
+from llmctl.scripts.shell.state import Run
+from llmctl.scripts.shell.values import Chunk, Value, missing_of, text_of
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?|pypy3?")
+_TRAINS = re.compile(r"(?:.*/)?(?:pretrain_\w+|train_\w+|train|finetune\w*|main|run_\w+)\.py")
+_PYTHON_FILE = re.compile(r".*\.py")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_SELF_DECIDED = "llmctl and the cluster's profile decide this"
+_MAX_LAYERS = 20
+
+
+@dataclass
+class LaunchLine:
+    """One command that starts Python.
+
+    Attributes:
+        line: of the script.
+        entry: file or module that Python runs.
+        arguments: its flags.
+        sizes: meaning of a size -> its text, or None if unknown.
+        words: words of launchers, with their keys of the job section or a reason.
+        environment: variables of the line itself and of its launchers.
+        programs: the launchers, from the outermost.
+    """
+
+    line: int
+    entry: str = ""
+    arguments: list[Value] = field(default_factory=list)
+    sizes: dict[str, tuple[str | None, int, str]] = field(default_factory=dict)
+    words: list[JobWord] = field(default_factory=list)
+    environment: dict[str, Value] = field(default_factory=dict)
+    programs: list[str] = field(default_factory=list)
+
+    @property
+    def trains(self) -> bool:
+        """True if the entry point looks like a training program, known or not."""
+        return bool(_TRAINS.fullmatch(self.entry)) and not self.entry.endswith(("tools/main.py", "setup.py"))
+
+
+def read_launch_line(run: Run, nested: Callable[[Sequence[Value], int], list[Run]]) -> LaunchLine | None:
+    """The launch line of a command; None if the command starts no Python program.
+
+    Args:
+        run: the command.
+        nested: the commands of ``bash -c``.
+
+    Raises:
+        ScriptError: an unknown launcher in front of a training program.
+    """
+    found = LaunchLine(run.line)
+    words = list(run.words)
+    for _ in range(_MAX_LAYERS):
+        if not words:
+            return None
+        name = text_of(words[0]).rpartition("/")[2]
+        if _ASSIGNMENT.fullmatch(text_of(words[0])) and found.programs:
+            variable, _, _ = text_of(words[0]).partition("=")
+            found.environment[variable] = _after(words.pop(0), len(variable) + 1)
+        elif name in ("bash", "sh", "zsh"):
+            inner = _shell_command(words, run, nested)
+            if inner is None:
+                return None
+            words = list(inner.words)
+        elif _PYTHON.fullmatch(name):
+            if not _read_python(words, found):
+                return found if found.entry else None
+        elif _PYTHON_FILE.fullmatch(name) and (found.programs or "/" in text_of(words[0])):
+            return _finish(words, found)
+        elif name in LAUNCHERS:
+            words = _read_launcher(name, words, found)
+        else:
+            _check_unknown(run.line, name, words)
+            return None
+    return None
+
+
+def _check_unknown(line: int, name: str, words: Sequence[Value]) -> None:
+    missing = missing_of(words[0])
+    trained = next((text_of(word) for word in words if re.fullmatch(r"(?:.*/)?pretrain_\w+\.py", text_of(word))), None)
+    if trained is None or name in (
+        "ls",
+        "cat",
+        "cp",
+        "vi",
+        "vim",
+        "grep",
+        "echo",
+        "printf",
+        "test",
+        "rm",
+        "git",
+        "sed",
+    ):
+        return
+    if missing is not None:
+        raise ScriptError(missing.line, missing.problem)
+    known = ", ".join(program for program in LAUNCHERS if program in _NAMED)
+    raise ScriptError(line, f"{name} is no launcher that can be read in front of {trained}; known are {known}")
+
+
+_NAMED = ("torchrun", "mpirun", "deepspeed", "srun", "singularity", "apptainer", "docker")
+
+
+def _read_python(words: list[Value], found: LaunchLine) -> bool:
+    """Read Python's own options. True if a launcher follows, as with ``-m torch.distributed.run``."""
+    words.pop(0)
+    while words and text_of(words[0]).startswith("-"):
+        option = text_of(words.pop(0))
+        if option == "-m" and words:
+            module = text_of(words[0])
+            if module in LAUNCHERS:
+                rest = _read_launcher(module, words, found)
+                words[:] = rest
+                return True
+            _finish(words, found)
+            return False
+        if option in ("-c", "-"):
+            return False
+        if option in ("-W", "-X") and words:
+            words.pop(0)
+    if words:
+        _finish(words, found)
+    return False
+
+
+def _finish(words: list[Value], found: LaunchLine) -> LaunchLine:
+    found.entry = text_of(words[0])
+    found.arguments = words[1:]
+    return found
+
+
+def _read_launcher(name: str, words: list[Value], found: LaunchLine) -> list[Value]:
+    """Read a launcher's options; returns the words after them."""
+    launcher, rest = LAUNCHERS[name], words[1:]
+    found.programs.append(name)
+    while rest and text_of(rest[0]) in launcher.verbs:
+        rest.pop(0)
+    while rest and (text := text_of(rest[0])).startswith("-") and len(text) > 1:
+        word = rest.pop(0)
+        if text == "--":
+            break
+        option, equals, _ = text.partition("=")
+        key = option.lstrip("-").replace("-", "_")
+        if key in launcher.modules:
+            break
+        takes = 2 if key in launcher.paired else 1 if key in launcher.meant or key in launcher.valued else 0
+        if equals:
+            values = [_after(word, len(option) + 1)]
+        else:
+            values, rest = rest[:takes], rest[takes:]
+        _note(launcher, key, option, values, found, word)
+    if launcher.is_image and rest:
+        image = rest.pop(0)
+        _image(image, "image", found)
+    return rest
+
+
+def _note(launcher: Launcher, key: str, option: str, values: list[Value], found: LaunchLine, word: Value) -> None:
+    line = word[0].line if word else found.line
+    shown = " ".join([option, *(text_of(value) for value in values)])
+    meaning = launcher.meant.get(key)
+    value = values[0] if values else ()
+    if meaning in (NODES, RANKS_PER_NODE, RANKS):
+        digits = re.search(r"(\d+)$", text_of(value).partition(":")[0] if key == "nnodes" else text_of(value))
+        known = digits[1] if digits is not None and missing_of(value) is None else None
+        found.sizes[meaning] = (known, line, shown)
+    elif meaning == IMAGE:
+        _image(value, option, found)
+    elif meaning == MOUNTS:
+        mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in text_of(value).split(",") if mount]
+        if missing_of(value) is None:
+            found.words.append(JobWord(line, shown, "mounts", mounts))
+    elif meaning in (ENV, ENV_PAIR):
+        name, equals, _ = text_of(value).partition("=")
+        if meaning == ENV_PAIR and len(values) > 1:
+            found.environment[name] = values[1]
+        elif equals:
+            found.environment[name] = _after(value, len(name) + 1)
+    else:
+        found.words.append(JobWord(line, shown, reason=_SELF_DECIDED))
+
+
+def _image(value: Value, option: str, found: LaunchLine) -> None:
+    missing = missing_of(value)
+    if missing is not None:
+        raise ScriptError(missing.line, missing.problem)
+    line = value[0].line if value else found.line
+    found.words.append(JobWord(line, f"{option} {text_of(value)}", "container", text_of(value)))
+
+
+def _shell_command(words: list[Value], run: Run, nested: Callable[[Sequence[Value], int], list[Run]]) -> Run | None:
+    """The only command of ``bash -c`` that could train."""
+    place = next((number for number, word in enumerate(words) if re.fullmatch(r"-\w*c", text_of(word))), None)
+    if place is None or place + 1 >= len(words):
+        return None
+    inner = [
+        one for one in nested(words[place + 1 : place + 2], run.line) if any(".py" in text_of(w) for w in one.words)
+    ]
+    return inner[-1] if inner else None
+
+
+def _after(value: Value, length: int) -> Value:
+    """A value without its first characters."""
+    left = length
+    found: list[Chunk] = []
+    for chunk in value:
+        cut = min(left, len(chunk.text))
+        left -= cut
+        if chunk.text[cut:] or chunk.missing is not None or not found:
+            found.append(replace(chunk, text=chunk.text[cut:]))
+    return tuple(found)

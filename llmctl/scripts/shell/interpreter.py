@@ -1,0 +1,379 @@
+"""Walk through a script: values of variables, branches and loops. No command is ever executed.
+
+A condition that only the job knows is followed both ways: a variable with two results becomes unknown. A file that a
+test asks for counts as absent, as before a first run, unless the script would then end without training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.shell.command_reader import read_script
+from llmctl.scripts.shell.conditions import UNKNOWN, YES, Truth, decide
+from llmctl.scripts.shell.expansion import Expansion, Unknown, matches, unset
+from llmctl.scripts.shell.outputs import output_of
+from llmctl.scripts.shell.shell_commands import SHELL_COMMANDS, ShellCommands
+from llmctl.scripts.shell.state import Run, State, merge
+from llmctl.scripts.shell.syntax import (
+    ArithmeticCommand,
+    Assignment,
+    Block,
+    Case,
+    Chain,
+    Command,
+    For,
+    ForArithmetic,
+    Function,
+    Group,
+    If,
+    Parameter,
+    Pipeline,
+    Simple,
+    Substitution,
+    Test,
+    While,
+    Word,
+)
+from llmctl.scripts.shell.values import (
+    Chunk,
+    Missing,
+    Value,
+    absent,
+    missing_of,
+    named_after,
+    plain,
+    text_of,
+    without_line_ends,
+)
+from llmctl.scripts.shell.word_reader import read_quoted_text
+
+_STEPS, _DEPTH, _SHOWN = 20_000, 20, 60
+_HARMLESS = frozenset(("mkdir", "echo", "printf", "chmod", "touch", "rm", "cp", "mv", "ln", "sleep", "ulimit", "trap"))
+
+
+@dataclass(frozen=True)
+class World:
+    """All that a script does not say itself.
+
+    Attributes:
+        given: variables set by the user with --arg, which no line of the script changes.
+        outside: value of a variable that a shell or scheduler sets, by name and line.
+        gpus: GPUs of a node, for scripts that count them; None if unknown.
+        now: the time of the import, for ``date``.
+    """
+
+    given: dict[str, str]
+    outside: Callable[[str, int], Value | None]
+    gpus: int | None
+    now: datetime
+
+
+class Interpreter:
+    """One script."""
+
+    def __init__(self, world: World) -> None:
+        """Start with the positional parameters among ``world.given``."""
+        self.world = world
+        self.state = State()
+        positional = {int(name): value for name, value in world.given.items() if name.isdigit()}
+        if positional:
+            self.state.positional = [
+                plain(positional[place], 0) if place in positional else absent(unset(str(place), 0))
+                for place in range(1, max(positional) + 1)
+            ]
+        self._steps = self._depth = 0
+        self.shell = ShellCommands(self)
+
+    @property
+    def expansion(self) -> Expansion:
+        """Expansion of words in the present state."""
+        return Expansion(self.state, self._outside, self._substitute)
+
+    def run(self, block: Block) -> Truth:
+        """Walk through commands; the result is the last command's."""
+        result = YES
+        for command in block:
+            result = self.command(command)
+            if self.state.leaving:
+                break
+        return result
+
+    def command(self, command: Command) -> Truth:
+        """Walk through one command."""
+        self._steps += 1
+        if self._steps > _STEPS:
+            raise ScriptError(command.line, f"the script takes more than {_STEPS:,} steps; a loop may never end")
+        match command:
+            case Simple():
+                return self._simple(command)
+            case Chain():
+                return self._chain(command)
+            case Pipeline():
+                return self._pipeline(command)
+            case If():
+                return self._if(command.arms, command.otherwise)
+            case While() | For() | ForArithmetic():
+                return self._loop(command)
+            case _:
+                return self._other(command)
+
+    def _other(self, command: Case | Group | Test | ArithmeticCommand | Function) -> Truth:
+        match command:
+            case Case():
+                return self._case(command)
+            case Group():
+                return self.run(command.body)
+            case Test():
+                words = [self.expansion.text(word) for word in command.words]
+                return decide(words, command.line, self.number)
+            case ArithmeticCommand():
+                return self.arithmetic(command.expression, command.line)
+            case Function():
+                self.state.functions[command.name] = command.body
+                return YES
+
+    def number(self, text: str, line: int) -> int | None:
+        """The value of an arithmetic expression; None if unknown."""
+        try:
+            return self.expansion.number(read_quoted_text(text, line), line)
+        except Unknown:
+            return None
+
+    def arithmetic(self, expression: Word, line: int) -> Truth:
+        """The result of ``(( ))``: True unless 0."""
+        try:
+            return Truth(self.expansion.number(expression, line) != 0)
+        except Unknown:
+            return UNKNOWN
+
+    def nested(self, text: str, lines: Sequence[int]) -> Truth:
+        """Walk through text that is a script itself, with the line of every character."""
+        with self._deeper(lines[0], "eval"):
+            return self.run(read_script(text, lines[0], lines))
+
+    def call(self, name: str, arguments: Sequence[Value], line: int) -> Truth:
+        """Walk through a function's body."""
+        before, self.state.positional = self.state.positional, list(arguments)
+        with self._deeper(line, name):
+            result = self.run(self.state.functions[name])
+        self.state.positional = before
+        self.state.leaving = "" if self.state.leaving == "return" else self.state.leaving
+        return result
+
+    def assign(self, assignment: Assignment) -> None:
+        """Set a variable; one that the user gave keeps the user's value, unless the line changes that very value."""
+        name, state = assignment.name, self.state
+        parts = [part for word in (assignment.value, *(assignment.items or ())) for part in word]
+        if name in self.world.given and not any(isinstance(part, Parameter) and part.name == name for part in parts):
+            return
+        if assignment.items is not None:
+            items = [named_after(word, name) for word in self.expansion.words(assignment.items)]
+            there = state.variables.get(name, [])
+            state.variables[name] = (
+                [*(there if isinstance(there, list) else [there]), *items] if assignment.appends else items
+            )
+            return
+        before = state.variables.get(name)
+        is_own = any(isinstance(part, Parameter) and (part.name, part.operator) == (name, "") for part in parts)
+        if before is None and is_own and self._outside(name, assignment.line) is None:
+            state.variables[name] = ()  # ARGS="${ARGS} --flag" begins with nothing
+        value = named_after(self.expansion.text(assignment.value), name)
+        if assignment.index is not None:
+            items = list(before) if isinstance(before, list) else [before] if before is not None else []
+            place = self.number(text_of(self.expansion.text(assignment.index)), assignment.line)
+            if place is not None and 0 <= place <= len(items):
+                items[place : place + 1] = [value]
+            state.variables[name] = items
+        elif assignment.appends and isinstance(before, list):
+            state.variables[name] = [(*(before[0] if before else ()), *value), *before[1:]]
+        else:
+            state.variables[name] = (*(before or ()), *value) if assignment.appends else value
+
+    @contextmanager
+    def _deeper(self, line: int, what: str) -> Iterator[None]:
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise ScriptError(line, f"{what} calls itself again and again")
+        yield
+        self._depth -= 1
+
+    def _outside(self, name: str, line: int) -> Value | None:
+        if name in self.world.given:
+            return plain(self.world.given[name], line)
+        return self.world.outside(name, line)
+
+    def _simple(self, command: Simple) -> Truth:
+        words = self.expansion.words(command.words)
+        if not words:
+            for assignment in command.assignments:
+                self.assign(assignment)
+            return YES
+        name = text_of(words[0])
+        if name in SHELL_COMMANDS:
+            return self.shell.run(name, command, words)
+        if name in self.state.functions:
+            return self.call(name, words[1:], command.line)
+        if name == "cat":
+            self.shell.write_file(command, words)
+        environment = self.state.environment()
+        for assignment in command.assignments:
+            environment[assignment.name] = named_after(self.expansion.text(assignment.value), assignment.name)
+        self.state.runs.append(Run(command.line, tuple(words), environment))
+        return YES if name.rpartition("/")[2] in _HARMLESS else UNKNOWN
+
+    def _chain(self, chain: Chain) -> Truth:
+        result = self.command(chain.first)
+        for operator, command in chain.rest:
+            if self.state.leaving:
+                return result
+            wanted = result if operator == "&&" else ~result
+            if wanted.is_sure and not wanted.value:
+                continue
+            before = result
+            if wanted.is_sure:
+                after = self.command(command)
+            else:
+                keep = partial(Truth, before.value, before.is_sure)
+                after = self._both_ways(wanted, command.line, partial(self.command, command), keep)
+            result = (before & after) if operator == "&&" else (before | after)
+        return result
+
+    def _pipeline(self, pipeline: Pipeline) -> Truth:
+        result = YES
+        for command in pipeline.commands:
+            variables, leaving = self.state.copy().variables, self.state.leaving
+            result = self.command(command)
+            if len(pipeline.commands) > 1:  # each command has a shell of its own
+                self.state.variables, self.state.leaving = variables, leaving
+        return ~result if pipeline.is_negated else result
+
+    def _if(self, arms: Sequence[tuple[Block, Block]], otherwise: Block) -> Truth:
+        if not arms:
+            return self.run(otherwise)
+        condition, body = arms[0]
+        line = condition[0].line if condition else 0
+        truth = self.run(condition)
+        if truth.is_sure:
+            return self.run(body) if truth.value else self._if(arms[1:], otherwise)
+        return self._both_ways(truth, line, lambda: self.run(body), lambda: self._if(arms[1:], otherwise))
+
+    def _both_ways(self, truth: Truth, line: int, then: Callable[[], Truth], otherwise: Callable[[], Truth]) -> Truth:
+        """Follow both ways of a condition that is not sure, and go on with the likely one, or with both."""
+        before = self.state
+        self.state = before.copy()
+        results, states = [], []
+        for follow in (then, otherwise):
+            self.state = before.copy()
+            results.append(follow())
+            states.append(self.state)
+        ends = [state.leaving in ("exit", "return") and len(state.runs) == len(before.runs) for state in states]
+        likely = (0 if ends[1] else 1) if ends[0] != ends[1] else None if truth.value is None else int(not truth.value)
+        if likely is not None:
+            self.state = states[likely]
+            return results[likely]
+        self.state = merge(states[0], states[1], line)
+        return results[0] if results[0] == results[1] else UNKNOWN
+
+    def _case(self, case: Case) -> Truth:
+        word = self.expansion.text(case.word)
+        missing = missing_of(word)
+        if missing is not None and missing.stand_in is None:
+            result = YES
+            for _, body in case.arms:
+                result = self._both_ways(UNKNOWN, case.line, partial(self.run, body), lambda: YES)
+            return result
+        for patterns, body in case.arms:
+            if any(matches(text_of(word), text_of(self.expansion.text(pattern))) for pattern in patterns):
+                return self.run(body)
+        return YES
+
+    def _loop(self, loop: While | For | ForArithmetic) -> Truth:
+        for is_sure in self._rounds(loop):
+            if not is_sure:
+                self._both_ways(UNKNOWN, loop.line, lambda: self.run(loop.body), lambda: YES)
+                self.state.leaving = "" if self.state.leaving in ("break", "continue") else self.state.leaving
+                return UNKNOWN
+            self.run(loop.body)
+            left, self.state.leaving = self.state.leaving, ""
+            if left in ("exit", "return"):
+                self.state.leaving = left
+            if left and left != "continue":
+                break
+        return YES
+
+    def _rounds(self, loop: While | For | ForArithmetic) -> Iterator[bool]:
+        """One item per round: True for a sure round; False if nobody knows the rounds."""
+        if isinstance(loop, For):
+            words = self.expansion.words(loop.words) if loop.words is not None else list(self.state.positional or ())
+            for word in words:
+                self.state.variables[loop.name] = word
+                yield missing_of(word) is None
+            return
+        if isinstance(loop, ForArithmetic):
+            self.arithmetic(loop.start, loop.line)
+        while True:
+            if isinstance(loop, While):
+                truth = self.run(loop.condition)
+                truth = ~truth if loop.until else truth
+            else:
+                truth = self.arithmetic(loop.condition, loop.line)
+            if truth.is_sure and not truth.value:
+                return
+            self._steps += 1
+            if self._steps > _STEPS:
+                raise ScriptError(loop.line, "the loop that begins here may never end")
+            yield truth.is_sure
+            if isinstance(loop, ForArithmetic):
+                self.arithmetic(loop.step, loop.line)
+
+    def _substitute(self, part: Substitution) -> Value:
+        shown = " ".join(part.source.split())
+        shown = f"$({shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'})"
+        before = self.state
+        try:
+            block = read_script(part.source, part.line)
+            self.state = before.copy()
+            found = self._output(block)
+        except ScriptError:
+            found = None
+        finally:
+            self.state = before
+        if found is None:
+            return absent(Missing(part.line, shown, "is never executed"))
+        return without_line_ends(found)
+
+    def _output(self, block: Block) -> Value | None:
+        """Output of a substitution, if it follows from the script alone."""
+        command = block[0] if len(block) == 1 else None
+        line = command.line if command is not None else 0
+        if isinstance(command, Pipeline) and not command.is_negated:
+            return self._pipe_output(command)
+        if isinstance(command, Chain) and len(command.rest) == 1 and isinstance(command.first, Simple):
+            first, second = self.expansion.words(command.first.words), command.rest[0][1]
+            then = self.expansion.words(second.words) if isinstance(second, Simple) else []
+            is_folder = [text_of(word) for word in (*first[:1], *then)] == ["cd", "pwd"] and len(first) == 2
+            return first[1] if is_folder else None
+        if not isinstance(command, Simple):
+            return None
+        words = self.expansion.words(command.words)
+        if words and text_of(words[0]) == "cat":
+            return self.shell.shown_by_cat(command, words)
+        if words and text_of(words[0]) == "echo" and len(words) > 1:
+            return tuple(chunk for word in words[1:] for chunk in (*word, Chunk(" ", line)))[:-1]
+        text = output_of(words, lambda expression: self.number(expression, line), self.world.now)
+        return None if text is None else plain(text, line)
+
+    def _pipe_output(self, pipeline: Pipeline) -> Value | None:
+        commands = [self.expansion.words(one.words) for one in pipeline.commands if isinstance(one, Simple)]
+        names = [text_of(words[0]) if words else "" for words in commands]
+        if names == ["nvidia-smi", "wc"] and self.world.gpus is not None:
+            return plain(str(self.world.gpus), pipeline.line)
+        if names == ["echo", "bc"] and len(pipeline.commands) == 2:
+            number = self.number(" ".join(text_of(word) for word in commands[0][1:]), pipeline.line)
+            return None if number is None else plain(str(number), pipeline.line)
+        return None

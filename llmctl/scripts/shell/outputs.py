@@ -1,0 +1,62 @@
+"""Output of the few commands that follows from their arguments alone."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from llmctl.scripts.shell.values import Value, missing_of, text_of
+
+_DATE_FORMAT = re.compile(r"(?:[^%]|%[YymdHMSjabBFTs%-])*")
+
+
+def output_of(words: Sequence[Value], number: Callable[[str], int | None], now: datetime) -> str | None:
+    """Text that a command prints; None if that depends on anything but its arguments and the time.
+
+    Args:
+        words: the command, expanded.
+        number: value of an arithmetic expression.
+        now: the time that ``date`` prints.
+    """
+    if any(missing_of(word) is not None for word in words) or not words:
+        return None
+    name, *arguments = (text_of(word) for word in words)
+    if name == "pwd" and not set(arguments) - {"-P", "-L"}:
+        return "."
+    if name == "date":
+        return _date(arguments, now)
+    if name in ("readlink", "realpath"):
+        paths = [argument for argument in arguments if not argument.startswith("-")]
+        return posixpath.normpath(paths[0]) if len(paths) == 1 and (name == "realpath" or "-f" in arguments) else None
+    if name == "dirname" and len(arguments) == 1:
+        return posixpath.dirname(arguments[0].rstrip("/")) or ("/" if arguments[0].startswith("/") else ".")
+    if name == "basename" and 1 <= len(arguments) <= 2:
+        return posixpath.basename(arguments[0].rstrip("/")).removesuffix(*(arguments[1:] or [""]))
+    if name == "echo":
+        return " ".join(argument for argument in arguments if argument not in ("-n", "-e"))
+    if name == "printf":
+        return _printf(arguments)
+    if name == "expr":
+        value = number(" ".join(arguments))
+        return None if value is None else str(value)
+    return None
+
+
+def _date(arguments: Sequence[str], now: datetime) -> str | None:
+    if len(arguments) != 1 or not arguments[0].startswith("+"):
+        return None
+    form = arguments[0][1:]
+    return now.strftime(form.replace("%s", str(int(now.timestamp())))) if _DATE_FORMAT.fullmatch(form) else None
+
+
+def _printf(arguments: Sequence[str]) -> str | None:
+    if not arguments or len(re.findall(r"%[^%]", arguments[0])) != len(arguments) - 1:
+        return None
+    kinds = re.findall(r"%[-0-9]*([a-z])", arguments[0])
+    try:
+        values = tuple(int(text) if kind == "d" else text for kind, text in zip(kinds, arguments[1:], strict=True))
+        return (arguments[0].replace("\\n", "\n") % values).rstrip("\n")
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,200 @@
+"""Commands of the shell itself, as far as they change what a script would run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.shell.conditions import NO, UNKNOWN, YES, Truth, decide
+from llmctl.scripts.shell.syntax import Simple
+from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_of, text_of
+
+if TYPE_CHECKING:
+    from llmctl.scripts.shell.interpreter import Interpreter
+
+_LEAVING = ("exit", "return", "break", "continue")
+_SKIPPED = ("source", ".", "module", "ml", "conda", "mamba", "spack", "pyenv")
+_READING = ("read", "mapfile", "readarray", "getopts", "select")
+_NOTHING = (
+    "set",
+    "shopt",
+    "cd",
+    "pushd",
+    "popd",
+    "trap",
+    "ulimit",
+    "umask",
+    "wait",
+    "hash",
+    "alias",
+    "unalias",
+    "bind",
+)
+
+
+class ShellCommands:
+    """The shell's commands, in the state of an interpreter."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        """Act on the state of ``interpreter``."""
+        self._interpreter = interpreter
+
+    def run(self, name: str, command: Simple, words: Sequence[Value]) -> Truth:
+        """Carry out a command of SHELL_COMMANDS."""
+        return SHELL_COMMANDS[name](self, command, list(words))
+
+    def declare(self, command: Simple, words: list[Value]) -> Truth:
+        """``export`` and its relatives."""
+        name, *rest = (text_of(word) for word in words)
+        state = self._interpreter.state
+        for assignment in command.assignments:
+            self._interpreter.assign(assignment)
+        if name == "export" or "-x" in rest:
+            state.exported |= {assignment.name for assignment in command.assignments}
+            state.exported |= {word for word in rest if word.isidentifier()}
+        return YES
+
+    def unset(self, command: Simple, words: list[Value]) -> Truth:
+        """``unset``."""
+        del command
+        for word in words[1:]:
+            self._interpreter.state.variables.pop(text_of(word), None)
+        return YES
+
+    def shift(self, command: Simple, words: list[Value]) -> Truth:
+        """``shift``."""
+        del command
+        state = self._interpreter.state
+        count = int(text_of(words[1])) if len(words) > 1 and text_of(words[1]).isdigit() else 1
+        if state.positional is not None:
+            state.positional = state.positional[count:]
+        return YES
+
+    def leave(self, command: Simple, words: list[Value]) -> Truth:
+        """``exit``, ``return``, ``break`` and ``continue``."""
+        self._interpreter.state.leaving = text_of(words[0])
+        if self._interpreter.state.leaving == "exit":
+            self._interpreter.state.exits.append(command.line)
+        return Truth(len(words) < 2 or text_of(words[1]) == "0")
+
+    def test(self, command: Simple, words: list[Value]) -> Truth:
+        """``test`` and ``[``."""
+        inner = words[1:]
+        if text_of(words[0]) == "[":
+            if not inner or text_of(inner[-1]) != "]":
+                raise ScriptError(command.line, "[ opens here and never closes with ]")
+            inner = inner[:-1]
+        return decide(inner, command.line, self._interpreter.number)
+
+    def evaluate(self, command: Simple, words: list[Value]) -> Truth:
+        """``eval``: its text is read as a script."""
+        return self.nested(words[1:], command.line)
+
+    def nested(self, words: Sequence[Value], line: int) -> Truth:
+        """Text that is a script itself. Unknown parts are kept as variables of their own."""
+        interpreter, text, lines = self._interpreter, "", list[int]()
+        for word in words:
+            for chunk in (*word, Chunk(" ", word[-1].line if word else line)):
+                part = chunk.text
+                if chunk.missing is not None:
+                    # A name that no script can write, so that the part stays one unknown value.
+                    name = f"__unknown_{len(interpreter.state.variables)}"
+                    interpreter.state.variables[name] = absent(chunk.missing)
+                    part = f"${{{name}}}"
+                text += part
+                lines += [chunk.line] * len(part)
+        return interpreter.nested(text, lines) if text.strip() else YES
+
+    def skip(self, command: Simple, words: list[Value]) -> Truth:
+        """A command that prepares the environment, which the cluster's profile does here."""
+        shown = " ".join(text_of(word) for word in words)
+        self._interpreter.state.skipped.append((command.line, shown))
+        return UNKNOWN
+
+    def read(self, command: Simple, words: list[Value]) -> Truth:
+        """``read`` and its relatives: the variables become unknown."""
+        for word in words[1:]:
+            name = text_of(word)
+            if name.isidentifier() and name not in self._interpreter.world.given:
+                missing = Missing(command.line, f"${name}", "is read when the script runs", name)
+                self._interpreter.state.variables[name] = absent(missing)
+        return UNKNOWN
+
+    def positional(self, command: Simple, words: list[Value]) -> Truth:
+        """``set -- words``; other options of the shell have no meaning here."""
+        del command
+        texts = [text_of(word) for word in words]
+        if "--" in texts:
+            self._interpreter.state.positional = words[texts.index("--") + 1 :]
+        return YES
+
+    def calculate(self, command: Simple, words: list[Value]) -> Truth:
+        """``let``."""
+        result = YES
+        for word in words[1:]:
+            value = self._interpreter.number(text_of(word), command.line)
+            result = UNKNOWN if value is None else Truth(value != 0)
+        return result
+
+    def succeed(self, command: Simple, words: list[Value]) -> Truth:
+        """``true``, ``:`` and commands without meaning here."""
+        del command, words
+        return YES
+
+    def fail(self, command: Simple, words: list[Value]) -> Truth:
+        """``false``."""
+        del command, words
+        return NO
+
+    def write(self, command: Simple, words: list[Value]) -> Truth:
+        """``echo`` and ``printf`` into a file."""
+        text: list[Chunk] = []
+        for word in words[1:]:
+            if text_of(word) not in ("-e", "-n"):
+                text += [*word, Chunk(" ", command.line)]
+        self._keep(command, (*text[:-1], Chunk("\n", command.line)))
+        return YES
+
+    def write_file(self, command: Simple, words: Sequence[Value]) -> None:
+        """``cat`` of a here-document into a file."""
+        shown = self.shown_by_cat(command, words)
+        if shown is not None:
+            self._keep(command, shown)
+
+    def shown_by_cat(self, command: Simple, words: Sequence[Value]) -> Value | None:
+        """Output of ``cat``: a here-document, or files that the script wrote; None if unknown."""
+        expansion, files = self._interpreter.expansion, self._interpreter.state.files
+        if command.documents and len(words) == 1:
+            return expansion.text(command.documents[-1].content[0])
+        parts = [files.get(text_of(word)) for word in words[1:]]
+        known = [part for part in parts if part is not None]
+        return tuple(chunk for part in known for chunk in part) if known and len(known) == len(parts) else None
+
+    def _keep(self, command: Simple, text: Value) -> None:
+        expansion, files = self._interpreter.expansion, self._interpreter.state.files
+        for redirect in command.redirects:
+            if redirect.operator in (">", ">>", ">|"):
+                target = expansion.text(redirect.target)
+                if missing_of(target) is None:
+                    path = text_of(target)
+                    files[path] = (*files.get(path, ()), *text) if redirect.operator == ">>" else text
+
+
+SHELL_COMMANDS: dict[str, Callable[[ShellCommands, Simple, list[Value]], Truth]] = {
+    **dict.fromkeys(("export", "declare", "local", "readonly", "typeset"), ShellCommands.declare),
+    **dict.fromkeys(_LEAVING, ShellCommands.leave),
+    **dict.fromkeys(_SKIPPED, ShellCommands.skip),
+    **dict.fromkeys(_READING, ShellCommands.read),
+    **dict.fromkeys(_NOTHING, ShellCommands.succeed),
+    **dict.fromkeys(("true", ":"), ShellCommands.succeed),
+    **dict.fromkeys(("[", "test"), ShellCommands.test),
+    **dict.fromkeys(("echo", "printf"), ShellCommands.write),
+    "false": ShellCommands.fail,
+    "eval": ShellCommands.evaluate,
+    "unset": ShellCommands.unset,
+    "shift": ShellCommands.shift,
+    "set": ShellCommands.positional,
+    "let": ShellCommands.calculate,
+}
+"""Name -> action of every command that is part of the shell."""

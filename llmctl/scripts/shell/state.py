@@ -1,0 +1,124 @@
+"""State of a script at one point: variables, functions, files that it has written, and the commands so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from llmctl.scripts.shell.syntax import Block
+from llmctl.scripts.shell.values import Missing, Value, absent, missing_of, plain, text_of
+
+Variable = Value | list[Value]
+"""A value, or the items of an array."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that the script would run.
+
+    Attributes:
+        line: of the script.
+        words: the command and its arguments.
+        environment: exported variables, and those set for this command alone.
+    """
+
+    line: int
+    words: tuple[Value, ...]
+    environment: Mapping[str, Value]
+
+    @property
+    def name(self) -> str:
+        """Name of the program, without its folder."""
+        return text_of(self.words[0]).rpartition("/")[2] if self.words else ""
+
+
+@dataclass
+class State:
+    """All that a command can change.
+
+    Attributes:
+        variables: by name.
+        exported: names of variables in the environment of commands.
+        functions: bodies by name.
+        positional: ``$1`` and so on; None if the arguments of the script are unknown.
+        files: contents of files that the script writes itself, by path.
+        runs: commands so far, without those of the shell itself.
+        skipped: commands of the shell that have no meaning here, with their lines.
+        exits: lines of the script's own exits on the way here.
+        leaving: the word that ends the current block: exit, return, break or continue.
+    """
+
+    variables: dict[str, Variable] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    functions: dict[str, Block] = field(default_factory=dict)
+    positional: list[Value] | None = None
+    files: dict[str, Value] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+    leaving: str = ""
+
+    def copy(self) -> State:
+        """An independent copy."""
+        return replace(
+            self,
+            variables={
+                name: list(value) if isinstance(value, list) else value for name, value in self.variables.items()
+            },
+            exported=set(self.exported),
+            functions=dict(self.functions),
+            positional=None if self.positional is None else list(self.positional),
+            files=dict(self.files),
+            runs=list(self.runs),
+            skipped=list(self.skipped),
+            exits=list(self.exits),
+        )
+
+    def environment(self) -> dict[str, Value]:
+        """The exported variables that are set; of an array the first item, as in bash."""
+        found = {}
+        for name in sorted(self.exported & self.variables.keys()):
+            value = self.variables[name]
+            if isinstance(value, list):
+                value = value[0] if value else ()
+            found[name] = value
+        return found
+
+
+def merge(one: State, other: State, line: int) -> State:
+    """The state after a condition that only the job knows: a variable that differs becomes unknown.
+
+    The commands of both are kept.
+    """
+    merged = one.copy()
+    merged.exported |= other.exported
+    merged.functions.update(other.functions)
+    for name in one.variables.keys() | other.variables.keys():
+        first, second = one.variables.get(name), other.variables.get(name)
+        if first is None or second is None or not _equal(first, second):
+            why = f"depends on a condition in line {line} that only the job knows"
+            merged.variables[name] = absent(Missing(line, f"${name}", why, name))
+    if one.positional != other.positional:
+        merged.positional = None
+    known = {_shown(run) for run in one.runs}
+    merged.runs += [run for run in other.runs if _shown(run) not in known]
+    merged.skipped = list(dict.fromkeys([*one.skipped, *other.skipped]))
+    merged.files.update(other.files)
+    return merged
+
+
+def numbers(value: int, line: int) -> Value:
+    """The value of an arithmetic expression."""
+    return plain(str(value), line)
+
+
+def _shown(run: Run) -> tuple[int, tuple[str, ...]]:
+    return run.line, tuple(text_of(word) for word in run.words)
+
+
+def _equal(first: Variable, second: Variable) -> bool:
+    if isinstance(first, list) != isinstance(second, list):
+        return False
+    left = first if isinstance(first, list) else [first]
+    right = second if isinstance(second, list) else [second]
+    return [(text_of(one), missing_of(one)) for one in left] == [(text_of(one), missing_of(one)) for one in right]
