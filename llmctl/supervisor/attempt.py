@@ -17,7 +17,7 @@ from .settings import JobSettings
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 65536
 _TAIL_BYTES = 65536
-_TORCHRUN_SAYS = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: ")
+_TORCHRUN_SAYS = re.compile(r"failed \(exitcode: -(\d+)\) local_rank:")
 _SRUN_SIGNALS = {
     "Killed": int(signal.SIGKILL),
     "Segmentation fault": int(signal.SIGSEGV),
