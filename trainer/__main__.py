@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from trainer.process.launch_environment import LaunchEnvironment, LaunchError, resolve_launch_environment
+from trainer.process.orphan import end_with_parent
 from trainer.process.rank_log import ConsoleCopy, redirect_output
 from trainer.process.run_directory import RunDirectory
 
@@ -76,6 +77,8 @@ def _run_parallel(module: str, arguments: Sequence[str]) -> int:
         return _USAGE
     console = None
     if run is not None:
+        # Its parent is its launcher or the supervisor; without a run directory it may be a shell that may go.
+        end_with_parent(os.getppid())
         console = redirect_output(run.rank_log(launch.rank), also_console=launch.rank == 0)
     _complete_environment(launch)
     try:

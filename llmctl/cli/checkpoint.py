@@ -62,7 +62,7 @@ def show(ctx: typer.Context, cluster: _Cluster = None) -> int:
 
 @app.command(cls=CheckpointCommand, context_settings=_PASSING_ON)
 def verify(ctx: typer.Context, cluster: _Cluster = None) -> int:
-    """Check that a checkpoint is whole, or that it computes the logits of a Hugging Face folder."""
+    """Compare a run's checkpoints with their checksums, or logits with a Hugging Face folder."""
     return _run(ctx, "verify", cluster)
 
 

@@ -64,6 +64,8 @@ class Heartbeat:
     phase: str
     time: float
     pid: int | None = None
+    warning: str = ""
+    """A sentence on something that the run survives, such as a save that a full disk refused."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
     if values is None or rank is None or time is None:
         return None
     iteration, phase = _int(values, "iteration") or 0, _text(values, "phase")
-    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, _int(values, "pid"))
+    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, _int(values, "pid"), _text(values, "warning"))
 
 
 def parse_error(data: bytes | None) -> RankError | None:

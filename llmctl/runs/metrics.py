@@ -45,7 +45,9 @@ class MetricsTable:
     valid: dict[int, Row] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Add a row; the latest row of an iteration replaces earlier ones."""
+        """Add a row; the latest row of an iteration replaces earlier ones. Tasks and missed saves have none."""
+        if "tasks" in row or "missed_save" in row:
+            return
         rows = self.valid if "valid_loss" in row else self.train
         # Removed first, so that the dictionary keeps the order of writing: the last entry is the newest.
         rows.pop(row["iteration"], None)

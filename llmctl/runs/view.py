@@ -38,6 +38,8 @@ class RunView:
         attempts: number of attempts of all submissions.
         expected_start: expected start of a pending run, as the scheduler writes it.
         hosts: the nodes of the last attempt, the head node first if known.
+        skipped_iterations: fp16 steps skipped for the loss scale, up to that row.
+        nan_iterations: steps of other precisions skipped because loss or gradient was not finite, up to that row.
     """
 
     run_id: str
@@ -63,6 +65,8 @@ class RunView:
     attempts: int = 0
     expected_start: str | None = None
     hosts: tuple[str, ...] = ()
+    skipped_iterations: int | None = None
+    nan_iterations: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values; NaN and infinity, which JSON lacks, become null."""
@@ -90,7 +94,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         name=record.name,
         cluster=record.cluster,
         state=verdict.state,
-        detail=verdict.detail,
+        detail="; ".join(part for part in (verdict.detail, *_warnings(facts), _skipped(metrics)) if part),
         attempt=attempt.number if attempt is not None else None,
         nodes=record.job.get("nodes"),
         iteration=iteration,
@@ -109,7 +113,29 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         attempts=facts.attempts,
         expected_start=_expected_start(verdict.state, facts),
         hosts=_hosts(facts),
+        skipped_iterations=_integer(row, "skipped_iterations"),
+        nan_iterations=_integer(row, "nan_iterations"),
     )
+
+
+def _warnings(facts: RunFacts) -> tuple[str, ...]:
+    """The warnings in the heartbeats, each once; none after the run has ended well."""
+    attempt = facts.attempt
+    if attempt is None or (attempt.ending is not None and attempt.ending.code == 0):
+        return ()
+    return tuple(dict.fromkeys(beat.warning for beat in attempt.heartbeats if beat.warning))
+
+
+def _skipped(metrics: MetricsTable) -> str:
+    """Words for steps that changed nothing, but not for those that search for the loss scale of fp16."""
+    row = metrics.newest or {}
+    count = _integer(row, "nan_iterations") or 0
+    return f"{count} of {row.get('iteration')} steps skipped, their gradients were not finite" if count else ""
+
+
+def _integer(row: dict[str, Any], key: str) -> int | None:
+    value = row.get(key)
+    return value if type(value) is int else None
 
 
 def _job_ids(record: RunRecord, facts: RunFacts) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -11,6 +13,19 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import processes
 from .settings import JobSettings
+
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 65536
+_TAIL_BYTES = 65536
+_TORCHRUN_SAYS = re.compile(r"failed \(exitcode: -(\d+)\) local_rank:")
+_SRUN_SIGNALS = {
+    "Killed": int(signal.SIGKILL),
+    "Segmentation fault": int(signal.SIGSEGV),
+    "Bus error": int(signal.SIGBUS),
+    "Aborted": int(signal.SIGABRT),
+}
+_SRUN_SAYS = re.compile("^srun: error: .*: tasks? [-0-9,]+: ({})".format("|".join(_SRUN_SIGNALS)), re.MULTILINE)
+"""Words of torch.distributed.elastic.multiprocessing.api, and of srun (strsignal(3))."""
 
 
 class AttemptError(Exception):
@@ -33,15 +48,30 @@ class Attempt(NamedTuple):
     def write(self, name: str, values: Dict[str, Any]) -> None:
         """Write a JSON file aside and rename it.
 
-        Readers never see half of a file. A full disk does not end the run.
+        Readers never see half of a file. A full disk does not end the run: the reserve makes room for exit.json.
         """
         aside = f"{self.folder}/.{name}"
-        try:
-            with open(aside, "w") as file:
-                file.write(json.dumps(values) + "\n")
-            os.replace(aside, f"{self.folder}/{name}")
-        except OSError as error:
-            tell(f"{self.folder}/{name} cannot be written: {error.strerror}")
+        for is_last in (False, True):
+            try:
+                with open(aside, "w") as file:
+                    file.write(json.dumps(values) + "\n")
+                os.replace(aside, f"{self.folder}/{name}")
+                return
+            except OSError as error:
+                if is_last:
+                    tell(f"{self.folder}/{name} cannot be written: {error.strerror}")
+                with suppress(OSError):
+                    os.unlink(f"{self.folder}/{_RESERVE}")
+
+    def reserve_room(self) -> None:
+        """Take the room on the disk that exit.json needs if the disk is full by then."""
+        with suppress(OSError), open(f"{self.folder}/{_RESERVE}", "wb") as file:
+            file.write(bytes(_RESERVE_BYTES))
+
+    def release_room(self) -> None:
+        """Give the room back."""
+        with suppress(OSError):
+            os.unlink(f"{self.folder}/{_RESERVE}")
 
     def write_started(self, submission: int, job_id: str) -> None:
         """Record that this process runs the attempt."""
@@ -50,11 +80,15 @@ class Attempt(NamedTuple):
         values.update({"pid": pid, "pid_start_time": processes.start_time(pid), "boot_id": processes.boot_id()})
         values["time"] = int(time.time())
         self.write(f"started{self.suffix}.json", values)
+        if not self.suffix:
+            self.reserve_room()
 
     def write_exit(self, code: int, reason: str, signal: Optional[str]) -> None:
         """Record exit code, reason and signal of the attempt."""
         values = {"code": code, "reason": reason, "signal": signal, "time": int(time.time())}
         self.write(f"exit{self.suffix}.json", {**values, "node": socket.gethostname()})
+        if not self.suffix:
+            self.release_room()
 
     def has(self, name: str) -> bool:
         """True if the attempt directory has a file of this name."""
@@ -150,7 +184,27 @@ def code_of_cause(folder: str, code: int) -> int:
                     error = json.loads(file.read())
                 if error["consequence"] is False:
                     causes.append((float(error["time"]), int(error["exit_code"])))
-    return min(causes)[1] if causes else code
+    return min(causes)[1] if causes else _code_of_killed_rank(folder) or code
+
+
+def _code_of_killed_rank(folder: str) -> int:
+    """128 + N of the rank that signal N has killed, by the words of torchrun or srun; 0 if they name none.
+
+    A killed rank leaves no record, and the launcher's own code is that of the ranks that it ended next, by SIGTERM.
+    """
+    with suppress(OSError):
+        names = sorted(name for name in os.listdir(folder) if name.startswith("node-") and name.endswith(".log"))
+        for path in [*(f"{folder}/{name}" for name in names), os.path.join(folder, os.pardir, os.pardir, "job.log")]:
+            text = ""
+            with suppress(OSError), open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+            found = [int(number) for number in _TORCHRUN_SAYS.findall(text)]
+            found += [_SRUN_SIGNALS[word] for word in _SRUN_SAYS.findall(text)]
+            killers = [number for number in found if number != signal.SIGTERM]
+            if killers:
+                return 128 + killers[0]
+    return 0
 
 
 def outcome_of_rank_0(folder: str) -> str:

@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
+from trainer.checkpoint.checksums import is_metadata_sound
 from trainer.checkpoint.foreign import describe_foreign
 from trainer.process.run_directory import sync_directory
 
@@ -27,6 +29,13 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read.
 
     The message is one sentence that names the folder.
+    """
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint's files are not those that were written; an older checkpoint may be sound.
+
+    The message names the file.
     """
 
 
@@ -67,23 +76,32 @@ def complete_iterations(root: Path) -> list[int]:
 def damage(checkpoint: Path) -> str | None:
     """Damage of a checkpoint; None if it is undamaged.
 
-    Compares the metadata with the sizes of the files.
+    Compares the metadata with its own checksum and with the sizes of the files, which it does not read.
     """
     if not checkpoint.is_dir():
         return "is missing"
     try:
-        files = json.loads((checkpoint / METADATA).read_text(encoding="utf-8"))["files"]
+        values = json.loads((checkpoint / METADATA).read_text(encoding="utf-8"))
+        if not is_metadata_sound(values):
+            return f"is damaged ({METADATA} has altered bytes)"
+        files = values["files"]
         wrong = next((name for name, size in files.items() if (checkpoint / name).stat().st_size != size), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
         return f"is damaged ({type(error).__name__}: {error})"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"is damaged ({METADATA} has altered bytes, {type(error).__name__}: {error})"
     return None if wrong is None else f"is damaged ({wrong} has a wrong size)"
 
 
-def find_latest(root: Path) -> tuple[Path | None, str | None]:
+def find_latest(root: Path, rejected: Collection[Path] = ()) -> tuple[Path | None, str | None]:
     """The checkpoint to resume from, and a warning if it is unexpected.
 
     The choice is the checkpoint that latest_checkpointed_iteration.txt names; if it is missing or damaged, the newest
     undamaged one.
+
+    Args:
+        root: folder of checkpoints.
+        rejected: checkpoints in it whose contents have turned out to be damaged.
 
     Raises:
         ForeignFormatError: the checkpoints are those of another program.
@@ -92,17 +110,18 @@ def find_latest(root: Path) -> tuple[Path | None, str | None]:
     complete = complete_iterations(root)
     named = _named_iteration(root)
     if named is not None:
-        problem = damage(checkpoint_path(root, named))
+        path = checkpoint_path(root, named)
+        problem = "is damaged" if path in rejected else damage(path)
         if problem is None:
-            return checkpoint_path(root, named), None
-        what = f"checkpoint {checkpoint_path(root, named)}, which {LATEST} names, {problem}"
+            return path, None
+        what = f"checkpoint {path}, which {LATEST} names, {problem}"
     elif complete:
         what = f"{root / LATEST} names no iteration"
     else:
         return None, None
     for iteration in reversed(complete):
         path = checkpoint_path(root, iteration)
-        if damage(path) is None:
+        if path not in rejected and damage(path) is None:
             return path, f"{what}; resuming from {path.name}, the newest undamaged checkpoint"
     foreign = describe_foreign(root)
     if foreign is not None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.checkpoint.directory import METADATA, CheckpointError, ForeignFormatError, find_latest
+from trainer.checkpoint.directory import (
+    METADATA,
+    CheckpointError,
+    ForeignFormatError,
+    checkpoint_path,
+    complete_iterations,
+    find_latest,
+)
 from trainer.checkpoint.foreign import describe_foreign
 
 
@@ -27,3 +34,12 @@ def find_checkpoint(path: Path) -> Path:
     raise CheckpointError(
         f"{path}: holds no checkpoint; name a folder iter_*, the folder that contains it, or a run directory"
     )
+
+
+def all_checkpoints(path: Path) -> list[Path]:
+    """All complete checkpoints that ``path`` contains, ascending: a folder of them, or a run directory."""
+    for root in (path / "checkpoints", path):
+        found = [checkpoint_path(root, iteration) for iteration in complete_iterations(root)]
+        if found:
+            return found
+    return []

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.checkpoint.directory import METADATA, CheckpointError
+from trainer.checkpoint.checksums import BLOCK_BYTES, METADATA_CHECKSUM, checksum_of_metadata, is_metadata_sound
+from trainer.checkpoint.directory import METADATA, CheckpointError, DamagedCheckpointError
 from trainer.checkpoint.regions import Box, is_partition, regions_of_flat_range
 
 FORMAT = "llmctl-checkpoint"
 VERSION = 2
+_ALGORITHM = "crc32"
 
 
 class StoredPart(NamedTuple):
@@ -96,6 +98,7 @@ class CheckpointMetadata:
         loss_scaler: state of the loss scaler.
         tensors: kind (``model``, ``master``, a moment) -> global name -> tensor.
         files: name -> bytes.
+        checksums: name -> checksums of the file's blocks; empty for a checkpoint of a release without them.
     """
 
     progress: Mapping[str, Any]
@@ -106,6 +109,7 @@ class CheckpointMetadata:
     loss_scaler: Mapping[str, Any] | None
     tensors: Mapping[str, Mapping[str, StoredTensor]] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    checksums: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def iteration(self) -> int:
@@ -127,7 +131,9 @@ class CheckpointMetadata:
             for kind, named in self.tensors.items()
         }
         plain = {key: getattr(self, key) for key in _PLAIN}
-        return {"format": FORMAT, "version": VERSION, "iteration": self.iteration, **plain, "tensors": tensors}
+        values = {"format": FORMAT, "version": VERSION, "iteration": self.iteration, **plain, "tensors": tensors}
+        values["checksums"] = {"algorithm": _ALGORITHM, "block_bytes": BLOCK_BYTES, "files": self.checksums}
+        return {**values, METADATA_CHECKSUM: checksum_of_metadata(values)}
 
 
 _PLAIN = ("progress", "config", "vocab_size", "layout", "optimizer", "loss_scaler", "files")
@@ -137,7 +143,8 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
     """Read metadata.json of a complete checkpoint.
 
     Raises:
-        CheckpointError: the file cannot be read, or has a newer version.
+        CheckpointError: the file has a newer version.
+        DamagedCheckpointError: the file cannot be read.
     """
     try:
         values = json.loads((checkpoint / METADATA).read_text(encoding="utf-8"))
@@ -155,9 +162,22 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
             for kind, named in values["tensors"].items()
         }
         plain = {key: values[key] for key in _PLAIN}
+        checksums = _known_checksums(values)
+        is_sound = is_metadata_sound(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{checkpoint / METADATA} cannot be read: {type(error).__name__}: {error}") from None
-    return CheckpointMetadata(tensors=tensors, **plain)
+        problem = f"{checkpoint / METADATA} cannot be read: {type(error).__name__}: {error}"
+        raise DamagedCheckpointError(problem) from None
+    if not is_sound:
+        raise DamagedCheckpointError(f"{checkpoint / METADATA} is damaged: it has altered bytes")
+    return CheckpointMetadata(tensors=tensors, checksums=checksums, **plain)
+
+
+def _known_checksums(values: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+    """The checksums of the files; none of a kind that this release cannot compute."""
+    found = values.get("checksums", {})
+    if (found.get("algorithm"), found.get("block_bytes")) != (_ALGORITHM, BLOCK_BYTES):
+        return {}
+    return {name: found["files"][name] for name in values["files"]}
 
 
 def stored_key(kind: str, name: str) -> str:

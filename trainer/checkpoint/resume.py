@@ -5,8 +5,9 @@ A run starts from its own latest checkpoint, a start point, or none.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -14,6 +15,7 @@ from trainer.checkpoint.directory import (
     METADATA,
     AnotherModelError,
     CheckpointError,
+    DamagedCheckpointError,
     checkpoint_path,
     find_latest,
 )
@@ -24,7 +26,7 @@ from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
 from trainer.config.sections import ModelConfig
-from trainer.distributed.collectives import any_rank, from_first_rank
+from trainer.distributed.collectives import any_rank, first_text, from_first_rank, max_over_ranks
 from trainer.hub.folder import is_hub_folder
 from trainer.hub.side_files import SIDE_FOLDER, copy_side_files
 from trainer.process.failure import PeerFailedError
@@ -137,19 +139,12 @@ def restore(
     """
     checkpoint = config.checkpoint
     load = Path(checkpoint.load).expanduser() if checkpoint.load else None
-    source, path = _agree_on_checkpoint({_OWN: save, _START_POINT: load}, model.mesh.rank, device)
-    if path is None:
+    read = _read_first_sound({_OWN: save, _START_POINT: load}, config, model, optimizer, device)
+    if read is None:
         return None
-    metadata: CheckpointMetadata | None = None
-    weights_only = True
+    source, path, metadata, weights_only = read
     problem: Exception | None = None
     try:
-        if source == _HUB_FOLDER:
-            may_differ = _TUNABLE_KEYS if checkpoint.finetune else ()
-            draws = checkpoint.draw_missing_heads
-            read_hub_folder(path, config.model, model, may_differ, may_lack_heads=draws)
-        else:
-            metadata, weights_only = _read_checkpoint(path, config, model, optimizer, is_own=source == _OWN)
         _keep_side_files(path, save, model.mesh.rank)
     except Exception as error:
         problem = error
@@ -172,6 +167,68 @@ def restore(
     if source == _START_POINT and checkpoint.no_load_rng:
         progress.seed = seed
     return path
+
+
+class _Read(NamedTuple):
+    """The checkpoint that all ranks have read: its source, its path, its metadata, and if only its weights were read.
+
+    A Hugging Face folder has no metadata.
+    """
+
+    source: int
+    path: Path
+    metadata: CheckpointMetadata | None
+    weights_only: bool
+
+
+def _read_first_sound(
+    roots: dict[int, Path | None],
+    config: TrainConfig,
+    model: ParallelModel,
+    optimizer: MixedPrecisionOptimizer,
+    device: torch.device,
+) -> _Read | None:
+    """Read the newest checkpoint that no rank finds damaged; None without any. Collective: all ranks.
+
+    What a rank has read of a damaged checkpoint is overwritten by the next.
+
+    Raises:
+        CheckpointError: all checkpoints are damaged, or the chosen one has another model.
+        PeerFailedError: another rank met such an error.
+    """
+    rejected: list[Path] = []
+    rank = model.mesh.rank
+    while True:
+        source, path = _agree_on_checkpoint(roots, rejected, rank, device)
+        if path is None:
+            return None
+        metadata: CheckpointMetadata | None = None
+        weights_only = True
+        problem: Exception | None = None
+        try:
+            if source == _HUB_FOLDER:
+                may_differ = _TUNABLE_KEYS if config.checkpoint.finetune else ()
+                draws = config.checkpoint.draw_missing_heads
+                read_hub_folder(path, config.model, model, may_differ, may_lack_heads=draws)
+            else:
+                metadata, weights_only = _read_checkpoint(path, config, model, optimizer, is_own=source == _OWN)
+        except Exception as error:
+            # Every kind of error, and before any rank waits for the others' weights: it would wait until its timeout.
+            problem = error
+        is_damage = isinstance(problem, DamagedCheckpointError)
+        worst = max_over_ranks([0.0 if problem is None else 1.0 if is_damage else 2.0], device)[0]
+        if worst == 2.0:
+            if problem is not None and not is_damage:
+                raise problem
+            raise PeerFailedError(f"{path} cannot be read: another rank reports the cause")
+        if worst == 0.0:
+            if rank == 0 and metadata is not None and not metadata.checksums:
+                print(f"{path} is of a release without checksums; its contents were not verified", flush=True)
+            return _Read(source, path, metadata, weights_only)
+        sentence = first_text(str(problem) if problem is not None else "", device)
+        if rank == 0:
+            print(sentence, flush=True)
+        rejected.append(path)
 
 
 def _read_checkpoint(
@@ -233,12 +290,14 @@ def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, con
             )
 
 
-def _agree_on_checkpoint(roots: dict[int, Path | None], rank: int, device: torch.device) -> tuple[int, Path | None]:
+def _agree_on_checkpoint(
+    roots: dict[int, Path | None], rejected: Collection[Path], rank: int, device: torch.device
+) -> tuple[int, Path | None]:
     choice = [_NOTHING, 0]
     problem: Exception | None = None
     if rank == 0:
         try:
-            choice = _choose(roots)
+            choice = _choose(roots, rejected)
         except Exception as error:
             choice, problem = [_FAILED, 0], error
     source, iteration = from_first_rank(choice, device)
@@ -254,9 +313,9 @@ def _agree_on_checkpoint(roots: dict[int, Path | None], rank: int, device: torch
     return source, None if root is None else checkpoint_path(root, iteration)
 
 
-def _choose(roots: dict[int, Path | None]) -> list[int]:
+def _choose(roots: dict[int, Path | None], rejected: Collection[Path]) -> list[int]:
     for source, root in roots.items():
-        path, note = find_latest(root) if root is not None else (None, None)
+        path, note = find_latest(root, rejected) if root is not None else (None, None)
         if note:
             print(note, flush=True)
         if path is not None:

@@ -10,19 +10,23 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.checksums import VerifiedFile, WrittenFile, sampled_blocks
 from trainer.checkpoint.directory import (
     METADATA,
     CheckpointError,
+    DamagedCheckpointError,
     checkpoint_path,
     complete_iterations,
+    damage,
     prune,
     publish,
     remove_leftovers,
@@ -31,7 +35,7 @@ from trainer.checkpoint.directory import (
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
 from trainer.checkpoint.shards import DTYPE_NAMES, write_rank_file
 from trainer.data_parallel.parameter_shards import StoredShard, is_first_copy
-from trainer.distributed.collectives import any_rank, sum_over_ranks
+from trainer.distributed.collectives import first_text, max_over_ranks, sum_over_ranks
 from trainer.process.failure import PeerFailedError
 from trainer.process.run_directory import sync_directory
 
@@ -41,6 +45,26 @@ if TYPE_CHECKING:
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parallel_model import ParallelModel
     from trainer.process.progress import TrainingProgress
+
+
+class MissedSave(NamedTuple):
+    """A checkpoint that the disk did not take: it is full, its quota is used up, or its mount is gone.
+
+    Attributes:
+        what: what failed.
+        sentence: what failed, where and why; equal on all ranks.
+        is_here: True on each rank that met the failure.
+    """
+
+    what: str
+    sentence: str
+    is_here: bool
+
+    def error(self) -> Exception:
+        """The error with which this rank ends, if the run shall end."""
+        if self.is_here:
+            return CheckpointError(self.sentence)
+        return PeerFailedError(f"{self.what}: another rank reports the cause")
 
 
 @dataclass(frozen=True)
@@ -75,16 +99,26 @@ class CheckpointWriter:
             probe.mkdir()
             probe.rmdir()
 
-        self._together(make if rank == 0 else None, "checkpoints cannot be written")
+        missed = self._together(make if rank == 0 else None, "checkpoints cannot be written")
+        if missed is not None:
+            raise missed.error()
 
-    def save(self, model: ParallelModel, optimizer: MixedPrecisionOptimizer, progress: TrainingProgress) -> None:
-        """Write one checkpoint; rank 0 then deletes old ones by checkpoint.keep_last. Collective: all ranks.
+    def save(
+        self,
+        model: ParallelModel,
+        optimizer: MixedPrecisionOptimizer,
+        progress: TrainingProgress,
+        *,
+        deletes_old: bool = True,
+    ) -> MissedSave | None:
+        """Write one checkpoint and read back a part; None, or the failure of the disk. Collective: all ranks.
 
-        A failure leaves complete checkpoints as they are.
+        A failure leaves complete checkpoints as they are. With ``deletes_old`` rank 0 then deletes old ones by
+        checkpoint.keep_last.
 
         Raises:
-            CheckpointError: this rank could not write its part, or the parts of all ranks are not the whole model.
-            PeerFailedError: another rank could not write its part.
+            CheckpointError: the parts of all ranks are not the whole model.
+            PeerFailedError: another rank failed, not for its disk.
         """
         iteration = progress.iteration
         temporary = temporary_path(self.root, iteration, self.attempt)
@@ -95,26 +129,33 @@ class CheckpointWriter:
 
         def begin() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+            # Without parents: a mount that is gone must not be replaced by a folder on the disk below it.
+            temporary.mkdir()
 
         def write() -> None:
-            has_written[mesh.rank] = float(self._write_part(temporary, model, optimizer))
+            has_written[mesh.rank] = float(self._write_part(temporary, model, optimizer, iteration))
 
         def finish(writers: Sequence[int]) -> None:
             self._describe(temporary, writers, model, optimizer, progress)
+            problem = damage(temporary)
+            if problem is not None:
+                raise DamagedCheckpointError(f"what was read back of {temporary} {problem}")
             publish(temporary, self.root, iteration, self.attempt)
 
         try:
-            self._together(begin if is_first else None, what)
-            self._together(write, what)
-            writers = [rank for rank, has in enumerate(sum_over_ranks(has_written, self.device)) if has]
-            self._together(partial(finish, writers) if is_first else None, what)
-        except (CheckpointError, PeerFailedError):
+            missed = self._together(begin if is_first else None, what) or self._together(write, what)
+            if missed is None:
+                writers = [rank for rank, has in enumerate(sum_over_ranks(has_written, self.device)) if has]
+                missed = self._together(partial(finish, writers) if is_first else None, what)
+        except Exception:
             if is_first:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if is_first:
+        if is_first and missed is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif is_first and deletes_old:
             self._prune(iteration)
+        return missed
 
     def _prune(self, iteration: int) -> None:
         """Delete checkpoints beyond checkpoint.keep_last; only log a failure, since the new checkpoint is complete."""
@@ -126,10 +167,12 @@ class CheckpointWriter:
         except OSError as error:
             print(f"old checkpoints in {self.root} could not be deleted: {error.strerror or error}", flush=True)
 
-    def _together(self, action: Callable[[], None] | None, what: str) -> None:
-        """Run ``action``, if any, and raise on every rank if any failed.
+    def _together(self, action: Callable[[], None] | None, what: str) -> MissedSave | None:
+        """Run ``action``, if any; the failure of the disk on any rank, or None. Collective: all ranks.
 
-        Collective: all ranks.
+        Raises:
+            Exception: of this rank's action, if it is no failure of the disk.
+            PeerFailedError: another rank has such an error.
         """
         problem: Exception | None = None
         try:
@@ -138,18 +181,44 @@ class CheckpointWriter:
         except Exception as error:
             # Every kind of error: a rank that leaves silently keeps the others waiting until their timeout.
             problem = error
-        anywhere = any_rank(problem is not None, self.device)
-        if isinstance(problem, (OSError, CheckpointError)):
-            kept = complete_iterations_quietly(self.root)
-            last = f"; the last complete one is {checkpoint_path(self.root, kept[-1]).name}" if kept else ""
-            reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-            raise CheckpointError(f"{what} to {self.root}: {reason}{last}") from problem
-        if problem is not None:
+        is_disk = isinstance(problem, (OSError, DamagedCheckpointError))
+        worst = max_over_ranks([0.0 if problem is None else 1.0 if is_disk else 2.0], self.device)[0]
+        if worst == 0.0:
+            return None
+        if worst == 1.0:
+            sentence = f"{what} to {self.root}: {self._reason(problem)}" if problem is not None else ""
+            return MissedSave(what, first_text(sentence, self.device), is_here=problem is not None)
+        if isinstance(problem, CheckpointError):
+            raise CheckpointError(f"{what} to {self.root}: {self._reason(problem)}") from problem
+        if problem is not None and not is_disk:
             raise problem
-        if anywhere:
-            raise PeerFailedError(f"{what}: another rank reports the cause")
+        raise PeerFailedError(f"{what}: another rank reports the cause")
 
-    def _write_part(self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> bool:
+    def _reason(self, problem: Exception) -> str:
+        kept = complete_iterations_quietly(self.root)
+        last = f"; the last complete one is {checkpoint_path(self.root, kept[-1]).name}" if kept else ""
+        return (problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)) + last
+
+    def _read_back(self, path: Path, written: WrittenFile, iteration: int) -> None:
+        """Compare a file that this rank has just written with its checksums, by checkpoint.verify_after_save.
+
+        Raises:
+            DamagedCheckpointError: the disk returns other bytes.
+            OSError: the disk cannot read them.
+        """
+        amount = self.config.checkpoint.verify_after_save
+        if amount == "off":
+            return
+        count = len(written.checksums)
+        with closing(VerifiedFile(path, written.checksums)) as file:
+            file.forget_cache()
+            problem = file.find_any_damage(None if amount == "all" else sampled_blocks(count, iteration))
+        if problem is not None:
+            raise DamagedCheckpointError(f"{path.name}, read back after the write, {problem}")
+
+    def _write_part(
+        self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer, iteration: int
+    ) -> bool:
         """Write this rank's tensors; True if the rank has any."""
         shards = {shard.name: shard for shard in model.stored_shards if _is_written(shard, model)}
         kinds = {"model": {name: shard.weight for name, shard in shards.items()}}
@@ -171,6 +240,8 @@ class CheckpointWriter:
                     index.setdefault(kind, {})[name] = values
         if contents:
             files = {file: write_rank_file(temporary / file, tensors) for file, tensors in contents.items()}
+            for file, written in files.items():
+                self._read_back(temporary / file, written, iteration)
             text = json.dumps({"tensors": index, "files": files})
             _index_path(temporary, model.mesh.rank).write_text(text, encoding="utf-8")
         return bool(contents)
@@ -183,7 +254,7 @@ class CheckpointWriter:
         optimizer: MixedPrecisionOptimizer,
         progress: TrainingProgress,
     ) -> None:
-        tensors, files = _gather_indexes(temporary, writers)
+        tensors, files, checksums = _gather_indexes(temporary, writers)
         with_optimizer = not self.config.checkpoint.no_save_optim
         mesh = model.mesh
         metadata = CheckpointMetadata(
@@ -199,6 +270,7 @@ class CheckpointWriter:
             loss_scaler=optimizer.loss_scaler.state() if with_optimizer else None,
             tensors=tensors,
             files=files,
+            checksums=checksums,
         )
         with (temporary / METADATA).open("w", encoding="utf-8") as file:
             json.dump(metadata.as_json(), file)
@@ -244,8 +316,8 @@ def _index_path(temporary: Path, rank: int) -> Path:
 
 def _gather_indexes(
     temporary: Path, writers: Sequence[int]
-) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, int]]:
-    """Merge the ranks' lists: tensors by kind and name, and sizes of files.
+) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, int], dict[str, list[int]]]:
+    """Merge the ranks' lists: tensors by kind and name, sizes of files, and checksums of their blocks.
 
     Every file is opened by its name: a listing of the folder may come from a cache of this node that lacks files that
     other nodes have just made, while the server is asked for a name that was never looked up (nfs(5), lookupcache).
@@ -258,11 +330,11 @@ def _gather_indexes(
         CheckpointError: the parts of a tensor overlap, leave gaps, or differ in shape or dtype.
         OSError: the list of a rank cannot be read.
     """
-    files: dict[str, int] = {}
+    written: dict[str, WrittenFile] = {}
     found: dict[tuple[str, str], list[StoredTensor]] = {}
     for path in (_index_path(temporary, rank) for rank in writers):
         index = json.loads(path.read_text(encoding="utf-8"))
-        files |= index["files"]
+        written |= {name: WrittenFile(*values) for name, values in index["files"].items()}
         for kind, named in index["tensors"].items():
             for name, values in named.items():
                 found.setdefault((kind, name), []).append(stored_tensor(values))
@@ -270,7 +342,8 @@ def _gather_indexes(
     tensors: dict[str, dict[str, StoredTensor]] = {}
     for (kind, name), held in found.items():
         tensors.setdefault(kind, {})[name] = _joined(stored_key(kind, name), held)
-    return tensors, files
+    sizes = {name: file.size for name, file in written.items()}
+    return tensors, sizes, {name: file.checksums for name, file in written.items()}
 
 
 def _joined(key: str, held: Sequence[StoredTensor]) -> StoredTensor:

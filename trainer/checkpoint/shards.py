@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
+
+from trainer.checkpoint.checksums import ChecksumWriter, WrittenFile
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -17,11 +18,11 @@ DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 _HEADER_ALIGNMENT = 8
 
 
-def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write and sync ``tensors``; returns the size of the file in bytes.
+def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> WrittenFile:
+    """Write and sync ``tensors``; returns size and checksums of the file.
 
     Tensors are written one after another straight from their memory, so that a save needs no second copy of the state
-    (on a GPU, a copy of one tensor), and a slice of a shared buffer is stored alone.
+    (on a GPU, copies of a few tensors), and a slice of a shared buffer is stored alone.
 
     Raises:
         OSError: the disk is full, or writing fails.
@@ -39,16 +40,16 @@ def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+    with path.open("wb") as file, ChecksumWriter(file) as writer:
+        writer.write(len(text).to_bytes(8, "little"))
+        writer.write(text)
         for tensor in tensors.values():
-            _write_tensor(file, tensor)
+            _write_tensor(writer, tensor)
         file.flush()
         os.fsync(file.fileno())
-        return file.tell()
+        return writer.close()
 
 
-def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
+def _write_tensor(writer: ChecksumWriter, tensor: Tensor) -> None:
     if tensor.numel():
-        file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        writer.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

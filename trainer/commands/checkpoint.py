@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.checkpoint.directory import CheckpointError, damage
-from trainer.checkpoint.find import find_checkpoint
+from trainer.checkpoint.directory import CheckpointError
+from trainer.checkpoint.find import all_checkpoints, find_checkpoint
 from trainer.checkpoint.foreign import foreign_format
 from trainer.checkpoint.metadata import load_metadata
+from trainer.checkpoint.verification import find_damage
 from trainer.config.checkpoint_flags import parse
 from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
@@ -34,7 +35,7 @@ _BAD_INPUT = 3
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one of the commands; returns 3 for input that cannot be used, 1 for an export that differs."""
+    """Run one of the commands; returns 3 for input that cannot be used, 1 for damage or an export that differs."""
     command = arguments[0] if arguments else ""
     if command not in _COMMANDS:
         print(f"llmctl checkpoint: the commands are {', '.join(_COMMANDS)}", file=sys.stderr)
@@ -98,17 +99,27 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    checkpoint = find_checkpoint(options.source)
-    problem = damage(checkpoint)
-    if problem is not None:
-        raise CheckpointError(f"{checkpoint} {problem}")
     if options.against is not None:
-        return _verify_pair(checkpoint, options.against)
-    incomplete = [name for name, tensor in load_metadata(checkpoint).tensors["model"].items() if not tensor.is_complete]
-    if incomplete:
-        raise CheckpointError(f"{checkpoint}: {incomplete[0]} is incomplete")
-    print(f"{checkpoint}: all files and all parts of all tensors are there")
-    return 0
+        return _verify_pair(find_checkpoint(options.source), options.against)
+    checkpoints = all_checkpoints(options.source) or [find_checkpoint(options.source)]
+    damaged = 0
+    for checkpoint in checkpoints:
+        begin = time.monotonic()
+        problem = find_damage(checkpoint)
+        if problem is not None:
+            damaged += 1
+            print(f"{checkpoint} {problem}", flush=True)
+            continue
+        metadata = load_metadata(checkpoint)
+        size = sum(metadata.files.values())
+        seconds = max(time.monotonic() - begin, 1e-9)
+        what = f"all {size / 1e6:,.1f} MB as written ({size / 1e6 / seconds:,.0f} MB/s)"
+        if not metadata.checksums:
+            what = "all files and all parts of all tensors are there; an older release wrote no checksums"
+        print(f"{checkpoint}: {what}", flush=True)
+    if damaged:
+        print(f"llmctl checkpoint verify: {damaged} of {len(checkpoints)} checkpoints damaged", file=sys.stderr)
+    return _FAILED if damaged else 0
 
 
 def _verify_pair(checkpoint: Path, folder: Path) -> int:

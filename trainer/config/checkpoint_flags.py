@@ -17,7 +17,7 @@ _DESCRIPTIONS = {
     "import": "Turn a Hugging Face folder, a GGUF file, or weights of Megatron-core (torch_dist), into a checkpoint.",
     "export": "Turn a checkpoint of any layout into a Hugging Face folder, and compare the logits of both.",
     "show": "Show tensors, shapes and dtypes of a checkpoint, a Hugging Face folder or a GGUF file.",
-    "verify": "Check that a checkpoint is whole, or that it computes the logits of a Hugging Face folder.",
+    "verify": "Compare a run's checkpoints with their checksums, or logits with a Hugging Face folder.",
 }
 
 

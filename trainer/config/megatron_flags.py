@@ -74,6 +74,8 @@ ALIASES: dict[str, Alias] = {
     "use-rope-scaling": Alias("model.rope_scaling", _LLAMA3_ROPE, yields=True),
     "rope-scaling-factor": Alias("model.rope_scaling", entry="factor"),
     # Megatron-LM's deprecated switch for no learned positions; scripts usually give --position-embedding-type rope too.
+    "no-check-for-nan-in-loss-and-grad": Alias("training.max_skipped_steps", 0),
+    "check-for-nan-in-loss-and-grad": Alias("training.max_skipped_steps", 1),
     "no-position-embedding": Alias("model.position_embedding_type", "none", yields=True),
     "use-rotary-position-embeddings": Alias("model.position_embedding_type", "rope"),
     "layernorm-epsilon": Alias("model.norm_epsilon"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.checksums import checksum_file
 from trainer.checkpoint.directory import METADATA, checkpoint_path, publish, temporary_path
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor
 from trainer.config.train_config import TrainConfig
@@ -68,7 +69,8 @@ def write_imported(imported: Imported, output: Path, advance: Callable[[int], No
     try:
         if imported.write_side_files is not None:
             imported.write_side_files(output / SIDE_FOLDER)
-        metadata = _metadata(imported, files, sizes)
+        checksums = {name: checksum_file(temporary / name) for name in sizes}
+        metadata = replace(_metadata(imported, files, sizes), checksums=checksums)
         (temporary / METADATA).write_text(json.dumps(metadata.as_json()), encoding="utf-8")
         finish(temporary)
         sync_directory(temporary)

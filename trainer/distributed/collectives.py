@@ -1,6 +1,6 @@
 """Collectives on small values, and torch's single-tensor collectives by version-independent names.
 
-The four functions on values are collective over all ranks of the job.
+The five functions on values are collective over all ranks of the job.
 """
 
 from __future__ import annotations
@@ -39,6 +39,22 @@ def from_first_rank(values: Sequence[int], device: torch.device) -> list[int]:
     if dist.get_world_size() > 1:
         dist.broadcast(tensor, src=0)
     return [int(value) for value in tensor.tolist()]
+
+
+def first_text(text: str, device: torch.device) -> str:
+    """The text of the first rank that has one, on every rank; empty if none has."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return text
+    source = int(_reduce([float(rank if text else size)], device, dist.ReduceOp.MIN)[0])
+    if source == size:
+        return ""
+    data = text.encode()
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    dist.broadcast(length, src=source)
+    content = torch.tensor(list(data) if rank == source else [0] * int(length), dtype=torch.uint8, device=device)
+    dist.broadcast(content, src=source)
+    return bytes(content.tolist()).decode()
 
 
 def _reduce(values: Sequence[float], device: torch.device, operation: dist.ReduceOp.RedOpType) -> list[float]:

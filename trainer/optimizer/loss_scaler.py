@@ -69,6 +69,11 @@ class LossScaler:
             self.hysteresis_left = self.hysteresis
             self.scale *= _GROWTH
 
+    @property
+    def can_fall(self) -> bool:
+        """True if an overflow may still lower the scale, and so be the search for a scale that fits."""
+        return self.window is not None and self.scale > self.min_scale
+
     def state(self) -> dict[str, float | int | None]:
         """The state as plain values, for a checkpoint."""
         return asdict(self)

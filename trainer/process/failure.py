@@ -43,7 +43,12 @@ class FailureRecord:
         if run is not None:
             # A failing disk must not hide the traceback on stderr.
             with contextlib.suppress(OSError):
-                write_json(run.error(self.rank), asdict(self))
+                try:
+                    write_json(run.error(self.rank), asdict(self))
+                except OSError:
+                    # The supervisor keeps room for the records of a run that a full disk ends.
+                    run.reserve.unlink(missing_ok=True)
+                    write_json(run.error(self.rank), asdict(self))
 
 
 def record_failure(

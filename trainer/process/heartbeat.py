@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -15,6 +16,8 @@ from typing_extensions import Self
 from trainer.process.run_directory import write_json
 
 _SECONDS_BETWEEN_WRITES = 1.0
+_PAGE_BYTES = 4096
+_WARNING_IF_FULL = 1000
 
 
 class Heartbeat:
@@ -29,14 +32,20 @@ class Heartbeat:
         """Write to ``path``; None disables writing. Use as a context manager."""
         self._path = path
         self._fixed = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
-        self._latest: tuple[int, str, float] = (0, "start", time.time())
-        self._written: tuple[int, str, float] | None = None
+        self._warning = ""
+        self._latest: tuple[int, str, float, str] = (0, "start", time.time(), "")
+        self._written: tuple[int, str, float, str] | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def beat(self, iteration: int, phase: str) -> None:
         """Record the start of ``phase``."""
-        self._latest = (iteration, phase, time.time())
+        self._latest = (iteration, phase, time.time(), self._warning)
+
+    def warn(self, sentence: str) -> None:
+        """Show a sentence beside the phase from now on; "" takes it back."""
+        self._warning = sentence
+        self._latest = (*self._latest[:3], sentence)
 
     @property
     def phase(self) -> str:
@@ -65,8 +74,28 @@ class Heartbeat:
         latest = self._latest
         if self._path is None or latest == self._written:
             return
-        iteration, phase, moment = latest
+        iteration, phase, moment, warning = latest
+        values = {**self._fixed, "iteration": iteration, "phase": phase, "time": moment}
+        if warning:
+            values["warning"] = warning
         # A full or slow disk must not end a training run because of its heartbeat.
         with contextlib.suppress(OSError):
-            write_json(self._path, {**self._fixed, "iteration": iteration, "phase": phase, "time": moment})
+            try:
+                write_json(self._path, values)
+            except OSError:
+                self._overwrite(self._path, values)
             self._written = latest
+
+    def _overwrite(self, path: Path, values: dict[str, object]) -> None:
+        """Replace the content in place, without a new block of the disk, which may be full.
+
+        One write of less than a page: readers see the old content or the new one.
+        """
+        text = json.dumps(values).encode()
+        if len(text) > _PAGE_BYTES:
+            text = json.dumps({**values, "warning": str(values["warning"])[:_WARNING_IF_FULL]}).encode()
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.pwrite(descriptor, text.ljust(os.fstat(descriptor).st_size), 0)
+        finally:
+            os.close(descriptor)

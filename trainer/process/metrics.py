@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ def tasks_row(attempt: int, iteration: int, metrics: Mapping[str, Mapping[str, f
     return {"attempt": attempt, "iteration": iteration, "tasks": finite, "time": time.time()}
 
 
+def missed_row(attempt: int, iteration: int, problem: str) -> dict[str, Any]:
+    """Build the row of a checkpoint that the disk refused."""
+    return {"attempt": attempt, "iteration": iteration, "missed_save": problem, "time": time.time()}
+
+
 def perplexity(loss: float) -> float:
     """Exponential of the mean loss per token; infinite if it overflows a float."""
     return math.exp(loss) if loss < 700.0 else math.inf
@@ -192,11 +198,15 @@ class MetricsFile:
             os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write a row with a single call, so that rows never mix."""
+        """Write a row with a single call, so that rows never mix. A full disk loses the row."""
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
-        os.write(self._descriptor, (json.dumps(finite) + "\n").encode())
+        line = (json.dumps(finite) + "\n").encode()
+        with suppress(OSError):
+            written = os.write(self._descriptor, line)
+            if written < len(line):
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
 
     def close(self) -> None:
         """Close the file."""

@@ -51,6 +51,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def lock(self) -> Path:
+        """File of the attempt that trains in this directory."""
+        return self.path / "lock.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Default folder of checkpoints, used if checkpoint.save is unset."""
         return self.path / "checkpoints"
@@ -64,6 +69,11 @@ class RunDirectory:
     def outcome(self) -> Path:
         """File that global rank 0 writes just before a normal exit."""
         return self.attempt_dir / "outcome.json"
+
+    @property
+    def reserve(self) -> Path:
+        """File of the supervisor that is removed to make room for records on a full disk."""
+        return self.attempt_dir / ".reserve"
 
     def rank_log(self, rank: int) -> Path:
         """Log file of one rank."""

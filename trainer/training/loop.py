@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,9 +21,11 @@ from trainer.distributed.random_streams import StepRandomness
 from trainer.optimizer.learning_rate import learning_rate, weight_decay
 from trainer.pipeline.executor import forward_backward, forward_only
 from trainer.process.device import peak_memory_bytes
+from trainer.process.failure import PeerFailedError
 from trainer.process.metrics import (
     MetricsFile,
     SpeedScale,
+    missed_row,
     tasks_line,
     tasks_row,
     training_line,
@@ -35,7 +37,7 @@ from trainer.process.metrics import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainer.checkpoint.save import CheckpointWriter
+    from trainer.checkpoint.save import CheckpointWriter, MissedSave
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
     from trainer.data.samples.batches import MicroBatch, Split
@@ -47,6 +49,19 @@ if TYPE_CHECKING:
     from trainer.training.task_evaluation import TaskEvaluation
 
 Ending = Literal["completed", "stopped"]
+
+
+class NonFiniteError(RuntimeError):
+    """The gradients of many steps in a row were not finite: the weights are past recovery, or the data is."""
+
+    def __init__(self, steps: int, iteration: int, root: Path | None) -> None:
+        """Describe ``steps`` skipped steps up to ``iteration``, of a run that saves in ``root``."""
+        saves = f"the checkpoints in {root} are from before them" if root is not None else "nothing was saved"
+        super().__init__(
+            f"the gradients of the last {steps} steps, up to iteration {iteration}, were not finite "
+            f"(training.max_skipped_steps {steps}); {saves}. Lower optimizer.lr, set optimizer.clip_grad or check the "
+            "data, then resume"
+        )
 
 
 @dataclass
@@ -74,6 +89,9 @@ class TrainingLoop:
     metrics: MetricsFile | None = None
     attempt: int = 1
     saved_iteration: int | None = None
+    _missed_saves: int = 0
+    _skipped_in_a_row: int = 0
+    _save_is_due: bool = False
     _began: float = field(default_factory=time.perf_counter)
     _interval_time_s: float = 0.0
     _timed_iterations: int = 0
@@ -82,7 +100,9 @@ class TrainingLoop:
         """Train until train_iters or a stop request, then save.
 
         Raises:
-            CheckpointError: a checkpoint could not be written.
+            CheckpointError: checkpoint.max_missed_saves in a row could not be written, or the last one.
+            NonFiniteError: on rank 0, training.max_skipped_steps in a row were skipped.
+            PeerFailedError: another rank reports one of these.
         """
         training, checkpoint = self.config.training, self.config.checkpoint
         evaluated = -1
@@ -92,7 +112,7 @@ class TrainingLoop:
             iteration = self.progress.iteration
             is_stopped = is_asked or (training.exit_interval is not None and iteration % training.exit_interval == 0)
             if is_stopped:
-                self._save()
+                self._save(is_last=True)
             # The sender of a stop request may send SIGKILL before an evaluation would end.
             if not is_asked and iteration % training.eval_interval == 0:
                 self._evaluate()
@@ -100,6 +120,9 @@ class TrainingLoop:
             if not is_asked and self.tasks is not None and self.tasks.is_due(iteration):
                 self._evaluate_tasks(self.tasks)
             if checkpoint.save_interval is not None and iteration % checkpoint.save_interval == 0:
+                self._save_is_due = True
+            # Weights after which no gradient is finite are not worth a save that replaces a good one.
+            if self._save_is_due and not self._skipped_in_a_row and not is_stopped:
                 self._save()
         if self.progress.iteration >= training.train_iters:
             # Before the save: a kill between the two must not lose the last evaluation.
@@ -108,7 +131,7 @@ class TrainingLoop:
             if self.tasks is not None and not self.tasks.is_due(self.progress.iteration):
                 self._evaluate_tasks(self.tasks)
             is_stopped = False
-        self._save()
+        self._save(is_last=True)
         return "stopped" if is_stopped else "completed"
 
     def _iterate(self) -> bool:
@@ -145,12 +168,34 @@ class TrainingLoop:
         self._timed_iterations += 1
         if progress.iteration % self.config.logging.log_interval == 0:
             self._log(outcome, lr, loss_scale)
+        self._count_in_a_row(outcome, loss_scale)
         return stops > 0.0
 
     def _is_to_stop(self) -> bool:
         """True if this rank has a stop request, or has trained for exit_duration_in_mins."""
         limit = self.config.training.exit_duration_in_mins
         return self.stop.is_made() or (limit is not None and time.perf_counter() - self._began > 60.0 * limit)
+
+    def _count_in_a_row(self, outcome: StepOutcome, loss_scale: float) -> None:
+        """Count the steps skipped in a row, but not those that search for the loss scale.
+
+        Raises:
+            NonFiniteError: on rank 0, there are training.max_skipped_steps.
+            PeerFailedError: the same on all other ranks.
+        """
+        if not outcome.skipped:
+            self._skipped_in_a_row = 0
+            return
+        if self.optimizer.loss_scaler.scale < loss_scale or self.optimizer.loss_scaler.can_fall:
+            return
+        self._skipped_in_a_row += 1
+        most = self.config.training.max_skipped_steps
+        if most == 0 or self._skipped_in_a_row < most:
+            return
+        if self.model.mesh.rank != 0:
+            raise PeerFailedError("the gradients are not finite: rank 0 reports it")
+        root = self.writer.root if self.writer is not None else None
+        raise NonFiniteError(most, self.progress.iteration, root)
 
     def _own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
         # Every tp rank of the last stage has the same sums; the first of them contributes them.
@@ -194,8 +239,7 @@ class TrainingLoop:
         )
         self.progress.begin_interval()
         self._interval_time_s, self._timed_iterations = 0.0, 0
-        if self.metrics is not None:
-            self.metrics.append(row)
+        self._append(row)
         self._say(training_line(row, self.config.training.train_iters, time.perf_counter() - self._began))
 
     def _evaluate(self) -> None:
@@ -221,8 +265,7 @@ class TrainingLoop:
         means = [total / count if count else None for total, count in pairs]
         further = dict(zip(list(sums)[1:], means[1:], strict=True))
         row = validation_row(self.attempt, self.progress.iteration, means[0], further)
-        if self.metrics is not None:
-            self.metrics.append(row)
+        self._append(row)
         self._say(validation_line(row, training.train_iters))
 
     def _evaluate_tasks(self, tasks: TaskEvaluation) -> None:
@@ -231,23 +274,46 @@ class TrainingLoop:
         if self.model.mesh.rank != 0:
             return
         row = tasks_row(self.attempt, self.progress.iteration, metrics)
-        if self.metrics is not None:
-            self.metrics.append(row)
+        self._append(row)
         self._say(tasks_line(row, self.config.training.train_iters))
 
-    def _save(self) -> None:
+    def _save(self, *, is_last: bool = False) -> None:
+        """Save, unless this iteration is saved. A failure of the disk ends the run at the limit, or at the last save.
+
+        Raises:
+            CheckpointError: a rank met this end.
+            PeerFailedError: another rank met it.
+        """
         if self.writer is None or self.saved_iteration == self.progress.iteration:
             return
         self._beat("checkpoint")
         began = time.perf_counter()
         self.progress.data_state = self.data.state(self.progress.consumed_samples)
-        self.writer.save(self.model, self.optimizer, self.progress)
+        is_good = not self._skipped_in_a_row
+        missed = self.writer.save(self.model, self.optimizer, self.progress, deletes_old=is_good)
+        self._save_is_due = False
+        if missed is not None:
+            self._miss(missed, is_last=is_last)
+            return
+        seconds = time.perf_counter() - began
+        self._missed_saves = 0
+        self.heartbeat.warn("")
         self.saved_iteration = self.progress.iteration
-        self._say(
-            f"iteration {self.progress.iteration} saved to {self.writer.root} in {time.perf_counter() - began:.1f} s"
-        )
+        self._say(f"iteration {self.progress.iteration} saved to {self.writer.root} in {seconds:.1f} s")
         if self.config.checkpoint.save_hugging_face:
             self._write_hub_folder(self.writer.root)
+
+    def _miss(self, missed: MissedSave, *, is_last: bool) -> None:
+        """Tell of a save that the disk refused, and end the run if it was one too many."""
+        self._missed_saves += 1
+        most = self.config.checkpoint.max_missed_saves
+        of = f"{self._missed_saves} of {most}" if most is not None else str(self._missed_saves)
+        warning = f"{missed.sentence}; {of} missed saves in a row"
+        self.heartbeat.warn(warning)
+        self._append(missed_row(self.attempt, self.progress.iteration, missed.sentence))
+        self._say(f"iteration {self.progress.iteration}: {warning}")
+        if is_last or self._missed_saves == most:
+            raise missed.error()
 
     def _write_hub_folder(self, root: Path) -> None:
         began, iteration = time.perf_counter(), self.progress.iteration
@@ -271,6 +337,10 @@ class TrainingLoop:
             for name, count in batch.loss_counts.items():
                 counts[name] = counts.get(name, 0.0) + count * speaks
         return [batch.to(self.device) for batch in batches], counts
+
+    def _append(self, row: dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.append(row)
 
     def _beat(self, phase: str) -> None:
         self.heartbeat.beat(self.progress.iteration, phase)

@@ -22,6 +22,7 @@ from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.loading.build import build_data
 from trainer.data.loading.loader import DEPTH, BatchLoader
 from trainer.data.loading.loader_sharing import BatchRole, mapped_role, streaming_role
+from trainer.distributed.collectives import any_rank
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.rendezvous import join_ranks
 from trainer.ops.attention.backend import check_backend
@@ -39,8 +40,9 @@ from trainer.process.heartbeat import Heartbeat
 from trainer.process.metrics import MetricsFile, SpeedScale
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
+from trainer.process.run_lock import LockedRunError, RunLock
 from trainer.process.stop import StopRequest
-from trainer.training.loop import Ending, TrainingLoop
+from trainer.training.loop import Ending, NonFiniteError, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
 from trainer.training.run_summary import summarize_run
 from trainer.training.task_evaluation import TaskEvaluation
@@ -111,7 +113,7 @@ def _report(attempt: _Attempt, error: Exception) -> int:
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
         return code
     heartbeat.beat(iteration, "failed")
-    if isinstance(error, (ConfigError, DataError, CheckpointError)):
+    if isinstance(error, (ConfigError, DataError, CheckpointError, LockedRunError, NonFiniteError)):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
         return code
     if failure is None or record is None:
@@ -153,6 +155,7 @@ def _train(attempt: _Attempt) -> None:
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     join_ranks(attempt.launch.rank, attempt.launch.world_size, device, timeout)
     with ExitStack() as resources:
+        _lock(attempt, device, resources)
         ending = _run(_build_loop(attempt, device, tried, data, resources, tasks), mesh.rank)
         attempt.heartbeat.beat(progress.iteration, ending)
         if run is not None and mesh.rank == 0:
@@ -163,6 +166,24 @@ def _train(attempt: _Attempt) -> None:
     if attempt.launch.world_size > 1:
         dist.barrier()
     dist.destroy_process_group()
+
+
+def _lock(attempt: _Attempt, device: torch.device, resources: ExitStack) -> None:
+    """Lock the run directory on rank 0, until ``resources`` are closed. Collective: all ranks.
+
+    Raises:
+        LockedRunError: another attempt trains in it.
+        PeerFailedError: rank 0 met that.
+    """
+    problem: Exception | None = None
+    if attempt.run is not None and attempt.mesh.rank == 0:
+        lock = resources.enter_context(RunLock(attempt.run.lock))
+        try:
+            lock.acquire()
+        except Exception as error:
+            problem = error
+    if any_rank(problem is not None, device):
+        raise problem or PeerFailedError("the run directory is in use; rank 0 reports by whom")
 
 
 def _save_root(config: TrainConfig, run: RunDirectory | None) -> Path | None:

@@ -18,7 +18,7 @@ import pytest
 
 from llmctl.paths import PACKAGE
 from llmctl.supervisor import each_host, processes
-from llmctl.supervisor.attempt import AttemptError, claim_submission, code_of_cause, new_attempt, read_secrets
+from llmctl.supervisor.attempt import Attempt, AttemptError, claim_submission, code_of_cause, new_attempt, read_secrets
 from llmctl.supervisor.node import rank_of_launcher
 from llmctl.supervisor.peers import Peers
 from llmctl.supervisor.rendezvous import reserve_port
@@ -218,6 +218,44 @@ def test_the_cause_gives_the_exit_code(tmp_path):
     (tmp_path / "errors/rank-00009.json").write_text('{"consequence": false, "ti')
     assert code_of_cause(str(tmp_path), 137) == 3
     assert code_of_cause(str(tmp_path / "none"), 137) == 137
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "code"),
+    [
+        ("node-00001.log", "E1124 api.py:874] failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: python", 137),
+        (
+            "node-00000.log",
+            "failed (exitcode: -15) local_rank: 0 (pid: 7)\nfailed (exitcode: -11) local_rank: 1 (",
+            139,
+        ),
+        ("node-00000.log", "failed (exitcode: 1) local_rank: 0 (pid: 7)", 143),
+        ("../../job.log", "srun: error: node3: tasks 4-5: Killed\nsrun: error: node1: task 0: Terminated\n", 137),
+    ],
+)
+def test_a_killed_rank_gives_its_own_code(tmp_path, file, words, code):
+    """The launcher's 143 is the code of the ranks that it ended next."""
+    folder = tmp_path / "attempts" / "1"
+    folder.mkdir(parents=True)
+    (folder / file).write_text(words)
+    assert code_of_cause(str(folder), 143) == code
+
+
+def test_a_full_disk_has_room_for_the_end(tmp_path, monkeypatch):
+    """A disk without room until the reserve is removed, simulated."""
+    attempt = Attempt(1, str(tmp_path))
+    attempt.reserve_room()
+    replace = os.replace
+
+    def refuse(source, target):
+        if (tmp_path / ".reserve").exists():
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    attempt.write_exit(1, "failed", None)
+    assert json.loads((tmp_path / "exit.json").read_text())["reason"] == "failed"
+    assert not (tmp_path / ".reserve").exists()
 
 
 def test_secrets_can_be_any_bytes(tmp_path):

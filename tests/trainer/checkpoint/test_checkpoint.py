@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.trainer.spawn import Ranks
+from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.directory import (
     LATEST,
     CheckpointError,
@@ -282,7 +283,7 @@ def refuse_other_routers(_rank, _world_size, root, experts):
     metadata = json.loads((path / "metadata.json").read_text())
     for key in routers | capacity:
         del metadata["config"]["model"][key]
-    (path / "metadata.json").write_text(json.dumps(metadata))
+    (path / "metadata.json").write_text(json.dumps(metadata | {"checksum": checksum_of_metadata(metadata)}))
     refuse()
 
 

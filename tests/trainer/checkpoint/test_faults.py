@@ -22,6 +22,7 @@ from trainer.checkpoint.directory import (
     checkpoint_path,
     complete_iterations,
     damage,
+    find_latest,
     publish,
     remove_leftovers,
     temporary_path,
@@ -67,26 +68,27 @@ def full_disk(rank, world_size, root, config):
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        writer.save(model, optimizer, TrainingProgress(iteration=2))
-    except (CheckpointError, PeerFailedError) as error:
-        return type(error).__name__, str(error)
+        missed = writer.save(model, optimizer, TrainingProgress(iteration=2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, previous)
-    return None
+    left = sorted(os.listdir(root))  # noqa: PTH208
+    # The next save finds room again.
+    again = writer.save(model, optimizer, TrainingProgress(iteration=3))
+    return missed.sentence, type(missed.error()), str(missed.error()), left, again
 
 
 def test_failing_write_is_one_sentence_and_keeps_the_older_checkpoint(ranks, tmp_path):
-    first, second = ranks.run(full_disk, tmp_path, config_of(tp=2), world_size=2)
-    assert first == (
-        "PeerFailedError",
-        "the checkpoint of iteration 2 could not be written: another rank reports the cause",
+    sentence = (
+        f"the checkpoint of iteration 2 could not be written to {tmp_path}: File too large; the last complete one is "
+        "iter_0000001"
     )
-    assert second[0] == "CheckpointError"
-    assert str(tmp_path) in second[1]
-    assert "File too large; the last complete one is iter_0000001" in second[1]
-    assert sorted(os.listdir(tmp_path)) == ["iter_0000001", LATEST]  # noqa: PTH208
+    peer = "the checkpoint of iteration 2 could not be written: another rank reports the cause"
+    first, second = ranks.run(full_disk, tmp_path, config_of(tp=2), world_size=2)
+    assert first == (sentence, PeerFailedError, peer, ["iter_0000001", LATEST], None)
+    assert (*second[:3], second[4]) == (sentence, CheckpointError, sentence, None)
     assert damage(checkpoint_path(tmp_path, 1)) is None
+    assert find_latest(tmp_path) == (checkpoint_path(tmp_path, 3), None)
 
 
 def refuse_to_write(patch, rank):
@@ -131,7 +133,10 @@ def test_a_failed_deletion_is_logged_and_the_save_succeeds(ranks, tmp_path):
 def write_indexes(folder, *of_ranks):
     for rank, (shape, dtype, *flat_ranges) in enumerate(of_ranks):
         parts = [["f", "w", [0, 0], [4, 6], *flat_range] for flat_range in flat_ranges]
-        values = {"tensors": {"model": {"w": {"shape": shape, "dtype": dtype, "parts": parts}}}, "files": {}}
+        values = {
+            "tensors": {"model": {"w": {"shape": shape, "dtype": dtype, "parts": parts}}},
+            "files": {"f": [0, []]},
+        }
         (folder / f"index_{rank:05d}.json").write_text(json.dumps(values))
     return range(len(of_ranks))
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, load_state, save
 from tests.trainer.spawn import Ranks
+from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_path
 from trainer.checkpoint.metadata import StoredPart, StoredTensor, load_metadata
 from trainer.checkpoint.regions import is_partition, overlap, regions_of_flat_range
@@ -300,14 +301,16 @@ def test_missing_and_doubled_elements_are_named(ranks, saved, tmp_path):
         for file in path.glob("*.safetensors"):
             (folder / file.name).symlink_to(file)
         values["tensors"]["model"][name]["parts"] = changed
-        (folder / METADATA).write_text(json.dumps(values))
+        (folder / METADATA).write_text(json.dumps(values | {"checksum": checksum_of_metadata(values)}))
         (problem,) = ranks.run(problem_of, folder, config_in("dense", SERIAL), world_size=1)
         assert f"{folder}: {name} {says}" in problem
 
 
 def test_a_file_that_contradicts_the_metadata_is_refused(ranks, saved, tmp_path):
     path = checkpoint_path(saved("dense", "serial"), STEPS)
-    (tmp_path / METADATA).write_text((path / METADATA).read_text())
+    values = json.loads((path / METADATA).read_text())
+    del values["checksums"], values["checksum"]
+    (tmp_path / METADATA).write_text(json.dumps(values))
     (file,) = path.glob("model_*.safetensors")
     with safe_open(str(file), "pt") as tensors:
         contents = {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118

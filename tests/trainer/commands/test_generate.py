@@ -18,6 +18,7 @@ import yaml
 from examples.demo import unigram_loss
 from tests.trainer.model.reference_gpt import reference_loss
 from tests.trainer.training.pretraining_job import Job
+from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.find import find_checkpoint
 from trainer.commands import evaluate, generate
 from trainer.data.commands.preprocess import tokenize_documents
@@ -138,7 +139,7 @@ def test_a_rank_that_fails_is_told_and_leaves_no_process(
     folder = shutil.copytree(trained / "checkpoints" / "iter_0000060", tmp_path / "iter_0000060")
     metadata = json.loads((folder / "metadata.json").read_text())
     del metadata["tensors"]["model"]["layers.1.mlp.fc1.weight"]
-    (folder / "metadata.json").write_text(json.dumps(metadata))
+    (folder / "metadata.json").write_text(json.dumps(metadata | {"checksum": checksum_of_metadata(metadata)}))
     words = [str(folder), "--prompt", "one", "--tokenizer", str(trained / "tokenizer.json"), "--pipeline-parallel", "2"]
     assert generate.main(words, {}) != 0
     message = capfd.readouterr().err
@@ -233,7 +234,7 @@ def test_kernels_of_the_training_run_may_be_missing(trained: Path, serial: Gener
     folder = shutil.copytree(trained / "checkpoints" / "iter_0000060", tmp_path / "iter_0000060")
     metadata = json.loads((folder / "metadata.json").read_text())
     metadata["config"]["model"]["attention_backend"] = "flash"
-    (folder / "metadata.json").write_text(json.dumps(metadata))
+    (folder / "metadata.json").write_text(json.dumps(metadata | {"checksum": checksum_of_metadata(metadata)}))
     elsewhere = load_generation_model(ModelSource.open(folder))
     assert greedy(elsewhere, 5) == greedy(serial, 5)
 

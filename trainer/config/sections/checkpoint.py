@@ -1,5 +1,7 @@
 """Section ``checkpoint``: saving and loading."""
 
+from typing import Literal
+
 from pydantic import PositiveInt
 
 from trainer.config.sections.section import Section
@@ -18,6 +20,12 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints. Unset: save only at the end."""
     keep_last: PositiveInt | None = None
     """Delete all but the newest N checkpoints. Unset: keep all."""
+    verify_after_save: Literal["sample", "all", "off"] = "sample"
+    """Part of each file that is read back and compared before a checkpoint is complete and ``keep_last`` deletes older
+    ones. sample: the first and the last 4 MiB, and every 16th between them."""
+    max_missed_saves: PositiveInt | None = 3
+    """End the run when the disk has refused this many saves in a row (full, quota, mount gone). null: no limit. The run
+    goes on after fewer. The save at its end must succeed."""
     finetune: bool = False
     """Load only the weights from ``load``; iteration, optimizer, data position and RNG state start afresh."""
     draw_missing_heads: bool = False

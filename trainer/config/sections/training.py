@@ -35,6 +35,9 @@ class TrainingConfig(Section):
     min_loss_scale: PositiveFloat = 1.0
     loss_scale_window: PositiveInt = 1000
     hysteresis: PositiveInt = 2
+    max_skipped_steps: NonNegativeInt = 10
+    """End the run as failed after this many steps in a row whose gradients were not finite. 0: no limit. With fp16 a
+    step counts only when the loss scale cannot fall any more. Until a step is finite again, nothing is saved."""
     seed: int = Field(1234, ge=0, le=2**63 - 1)
     eval_interval: PositiveInt = 1000
     eval_iters: NonNegativeInt = 100
