@@ -17,6 +17,9 @@ def task_file_problem(content: bytes) -> str | None:
     try:
         # Not built into values: tags such as !function are the harness's.
         node = yaml.compose(content, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark is not None else ""
+        return f"it is no YAML: {line}{error.problem}"
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         return f"it is no YAML: {' '.join(str(error).split())}"
     return None if isinstance(node, yaml.MappingNode) else "it holds no keys of a task"
