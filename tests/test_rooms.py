@@ -69,7 +69,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             *("checkpoint", "config", "conversion", "data", "distributed", "hub", "model", "ops", "parallel_model"),
             *("pipeline", "planning", "process"),
         },
-        "evaluation": {"data", "generation", "pipeline"},
+        "evaluation": {"config", "data", "generation", "pipeline"},
         "commands": {
             *("checkpoint", "config", "conversion", "data", "distributed", "evaluation", "families", "generation"),
             *("hub", "ops", "planning", "process", "training"),

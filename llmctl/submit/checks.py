@@ -97,6 +97,10 @@ def check_job(
         from llmctl.submit.foreign_checks import foreign_problems
 
         problems += foreign_problems(job, transport)
+        if job.config.evaluation.tasks:
+            from llmctl.submit.task_checks import task_file_problems
+
+            problems += task_file_problems(job, transport)
     if problems:
         raise resolved.error(problems)
     return []

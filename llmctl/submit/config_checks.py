@@ -8,6 +8,7 @@ from llmctl.submit.origins import Problem
 from llmctl.submit.request import AskedJob
 from llmctl.transport.file_writes import PathFacts
 from trainer.config.errors import ConfigError
+from trainer.config.task_files import is_task_file
 from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_world_size
 
@@ -111,7 +112,9 @@ def data_prefixes(config: TrainConfig) -> list[tuple[str, str]]:
 def read_paths(config: TrainConfig) -> list[tuple[str, str]]:
     """Key and path of all else that the config's run reads."""
     named = [(f"data.{key}", getattr(config.data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
-    return [(key, path) for key, path in (*named, ("checkpoint.load", config.checkpoint.load)) if path is not None]
+    tasks = [("evaluation.tasks", task) for task in config.evaluation.tasks if is_task_file(task)]
+    found = (*named, ("checkpoint.load", config.checkpoint.load), *tasks)
+    return [(key, path) for key, path in found if path is not None]
 
 
 def written_paths(config: TrainConfig) -> list[tuple[str, str]]:

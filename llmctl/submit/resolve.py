@@ -19,6 +19,7 @@ from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
 from trainer.config.data_checks import path_entries, weight_places
 from trainer.config.errors import ConfigError
 from trainer.config.sections import JobConfig
+from trainer.config.task_files import is_task_file
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config, read_yaml, unknown_key_problem
 
@@ -40,6 +41,7 @@ PATH_KEYS = frozenset(
         "data.data_cache_path",
         "checkpoint.save",
         "checkpoint.load",
+        "evaluation.tasks",
         "job.code",
     }
 )
@@ -268,7 +270,7 @@ class _Layers:
             return [
                 entry if place in weights else self._absolute(key, entry, base) for place, entry in enumerate(value)
             ]
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or (key == "evaluation.tasks" and not is_task_file(value)):
             return value
         if self._remote_home is not None and key != "job.code":  # code is read here and sent
             path = expand(value, self._remote_home)

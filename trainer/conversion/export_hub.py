@@ -27,10 +27,11 @@ from trainer.hub.layouts import theirs_shapes, to_theirs
 from trainer.hub.quantized import CONFIG_KEY
 from trainer.hub.side_files import copy_side_files, name_old_tokenizer_class, side_config
 from trainer.hub.tensor_file import DTYPES, Planned
+from trainer.parallel_model import parameter_dtype
 from trainer.planning.build_config import build_config
 from trainer.process.run_directory import sync_directory
 
-_TOKEN_KEYS: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")
+_TOKEN_KEYS: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _DTYPE_WORDS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -72,8 +73,9 @@ class Export:
         return cls(checkpoint, metadata, config, family, weights)
 
     def dtype(self, rule: Weight) -> torch.dtype:
-        """Dtype of one of the tensors."""
-        return DTYPES[self.metadata.tensors["model"][rule.ours].dtype]
+        """Dtype of one of the tensors in the export."""
+        trained = trained_dtype(self.metadata, self.config) if rule.is_parameter else None
+        return trained or DTYPES[self.metadata.tensors["model"][rule.ours].dtype]
 
     def shape(self, rule: Weight) -> tuple[int, ...]:
         """Shape of one of the tensors."""
@@ -83,6 +85,14 @@ class Export:
     def total_bytes(self) -> int:
         """Size of all tensors."""
         return sum(self.dtype(rule).itemsize * torch.Size(self.shape(rule)).numel() for rule in self.weights)
+
+
+def trained_dtype(metadata: CheckpointMetadata, config: TrainConfig) -> torch.dtype | None:
+    """Dtype of parameters in the steps of a run; None for an imported checkpoint, whose tensors keep their dtypes.
+
+    ZeRO stages 2 and 3 store float32 masters, which every step rounds to this dtype.
+    """
+    return parameter_dtype(config.training) if metadata.layout else None
 
 
 def _family(checkpoint: Path, config: TrainConfig) -> Family:
@@ -197,6 +207,7 @@ def _describe(export: Export, files: Sequence[PlannedFile], folder: Path) -> Non
         "architectures": [export.family.architecture],
         **export.family.write_config(model, export.metadata.vocab_size, config.max_position_embeddings),
         "model_type": export.family.model_type,
+        **export.family.token_ids(keys),
         "torch_dtype": dtype,
         "dtype": dtype,
     }

@@ -19,6 +19,7 @@ from trainer.checkpoint.metadata import load_metadata
 from trainer.config.sections import ParallelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.conversion.errors import ConversionError
+from trainer.conversion.export_hub import trained_dtype
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.hub.folder import HubFolder
 from trainer.parallel_model import ParallelModel, build_model
@@ -67,6 +68,7 @@ def verify_export(checkpoint: Path, folder: Path) -> Verification:
     tokens = fixed_text(metadata.vocab_size, config.max_position_embeddings)
     model = _build(config, metadata.vocab_size)
     load_weights(checkpoint, model)
+    _round(model, trained_dtype(metadata, build_config(metadata.config)))
     ours = _logits(config, model, tokens)
     del model
     with HubFolder(folder) as source:
@@ -102,6 +104,15 @@ def _build(config: TrainConfig, vocab_size: int) -> ParallelModel:
     model = build_model(config, vocab_size, mesh, ProcessGroups(), torch.device("cpu"))
     model.chunks[0].eval()
     return model
+
+
+def _round(model: ParallelModel, dtype: torch.dtype | None) -> None:
+    """Give the parameters the values that an export has."""
+    if dtype is None:
+        return
+    with torch.no_grad():
+        for parameter in model.parameters.values():
+            parameter.copy_(parameter.to(dtype))
 
 
 def _logits(config: TrainConfig, model: ParallelModel, tokens: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trainer.config.task_files import is_task_file, task_file_problem
 from trainer.evaluation.errors import EvaluationError
 
-_SUFFIXES = (".yaml", ".yml")
 _NEAREST = 3
 
 
@@ -45,9 +45,9 @@ def check_tasks(specs: Sequence[str], where: str = "--tasks") -> None:
     if find_spec("lm_eval") is None:
         raise EvaluationError(f"{where}: needs the package lm-eval; install it: pip install 'llmctl[evaluate]'")
     for spec in specs:
-        if _is_file(spec) and not Path(spec).expanduser().is_file():
-            raise EvaluationError(f"{where}: {spec}: there is no such file")
-    names = [spec for spec in specs if not _is_file(spec)]
+        if is_task_file(spec):
+            _check_file(Path(spec).expanduser(), f"{where}: {spec}")
+    names = [spec for spec in specs if not is_task_file(spec)]
     if names:
         _check_names(names, _manager(has_names=True).all_tasks, where)
 
@@ -63,11 +63,11 @@ def load_tasks(specs: Sequence[str], where: str = "--tasks") -> Any:
         EvaluationError: a task is unknown, or the harness cannot load it or its data.
     """
     check_tasks(specs, where)
-    manager = _manager(has_names=any(not _is_file(spec) for spec in specs))
+    manager = _manager(has_names=any(not is_task_file(spec) for spec in specs))
     loaded = []
     for spec in specs:
         try:
-            loaded.append(manager.load([_content(Path(spec).expanduser()) if _is_file(spec) else spec]))
+            loaded.append(manager.load([_content(Path(spec).expanduser()) if is_task_file(spec) else spec]))
         # The harness has no common error: a wrong key, a wrong template and missing data raise as they come.
         except Exception as error:
             raise EvaluationError(
@@ -88,8 +88,15 @@ def continues_text(tasks: Any) -> str | None:
     return next((name for name, task in tasks["tasks"].items() if task.OUTPUT_TYPE == "generate_until"), None)
 
 
-def _is_file(spec: str) -> bool:
-    return spec.endswith(_SUFFIXES) or "/" in spec
+def _check_file(path: Path, where: str) -> None:
+    if not path.is_file():
+        raise EvaluationError(f"{where}: there is no such file")
+    try:
+        problem = task_file_problem(path.read_bytes())
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem is not None:
+        raise EvaluationError(f"{where} cannot be loaded: {problem}; name a task file of lm-evaluation-harness")
 
 
 @functools.cache

@@ -6,7 +6,7 @@ models/deepseek_v2/modeling_deepseek_v2.py and models/deepseek_v3/modeling_deeps
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ def _read_shared(hub: HubConfig, *, topk: int | None, scaling: float, dense: int
     # transformers gives the norms of the latents this epsilon, whatever the file says.
     hub.only("rms_norm_eps", 1e-6)
     hub.only("num_key_value_heads", hub.need("num_attention_heads"))
-    # Sums of other keys; where the original code ran; the balance loss over each sequence, which changes no weight.
+    # Sums of other keys; where the original code ran; the balance loss over each sequence, which _notes tells.
     hub.ignore("head_dim", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
     shape = read_shape(hub)
     first, layers = hub.take("first_k_dense_replace", dense), range(shape["num_layers"])
@@ -159,6 +159,16 @@ def _write_v3(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[s
     }
 
 
+def _notes(keys: Mapping[str, Any]) -> Iterator[str]:
+    coefficient = keys.get("aux_loss_alpha")
+    if coefficient:
+        yield (
+            f"aux_loss_alpha {coefficient} weighs a balance loss over each sequence, which this trainer does not "
+            "compute; training from here has no balance loss unless you set model.moe_aux_loss_coeff, and an export "
+            "keeps the key"
+        )
+
+
 def _weights(model: ModelConfig) -> Iterator[Weight]:
     yield from ends(model)
     for layer in range(model.num_layers):
@@ -249,6 +259,7 @@ DEEPSEEK_V2 = Family(
     write_config=_write_v2,
     weights=_weights,
     tiny={**_TINY, "q_lora_rank": None, "topk_method": _GROUPS},
+    notes=_notes,
 )
 
 DEEPSEEK_V3 = Family(
@@ -259,6 +270,7 @@ DEEPSEEK_V3 = Family(
     write_config=_write_v3,
     weights=_weights,
     copies=_copies,
+    notes=_notes,
     tiny={**_TINY, "num_nextn_predict_layers": 0},
     refused_tensors={
         r".*\.layers\.\d+\.(eh_proj|enorm|hnorm|shared_head|embed_tokens)\..*": "a part of a layer that predicts "

@@ -6,7 +6,7 @@ Raffel et al. 2020 (arXiv:1910.10683), section 2.1; names: transformers models/t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, weight
@@ -84,6 +84,14 @@ def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str,
     }
 
 
+def _token_ids(keys: Mapping[str, Any]) -> dict[str, int]:
+    """Padding, 0 in every published T5, is also the token that the decoder begins with."""
+    pad = keys.get("pad_token_id")
+    pad = 0 if pad is None else pad
+    start = keys.get("decoder_start_token_id")
+    return {"pad_token_id": pad, "decoder_start_token_id": pad if start is None else start}
+
+
 def _weights(model: ModelConfig) -> Iterator[Weight]:
     yield weight("embedding.word.weight", "shared.weight")
     yield from _stack(model, "encoder", model.num_layers)
@@ -144,5 +152,6 @@ T5 = Family(
     auto_class="AutoModelForSeq2SeqLM",
     word_table_copies=("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
     # A table in old files that no model has read.
+    token_ids=_token_ids,
     ignored_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
 )

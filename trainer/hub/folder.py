@@ -64,11 +64,6 @@ class HubFolder(PublishedModel):
         """See PublishedModel."""
         return [entry.name for entry in self.files]
 
-    @property
-    def notes(self) -> list[str]:
-        """None: the folder's own files are copied."""
-        return []
-
     def write_side_files(self, target: Path) -> None:
         """Copy the files that are no weights.
 

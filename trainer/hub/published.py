@@ -39,7 +39,7 @@ class PublishedModel(ExitStack):
     """Open files. Every tensor of the model is there, with the right shape, and no other.
 
     Prediction layers (multi-token prediction) of which the files have no tensor are not part of the model, although
-    the keys may count them: transformers saves such folders.
+    the keys may count them: transformers saves such folders. ``notes`` says so.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class PublishedModel(ExitStack):
             self._stored = {name: stored for name, stored in self._stored.items() if name not in further}
         keeps = further and not drops_prediction_layers
         self.model = model if keeps else model.model_copy(update={"mtp_num_layers": 0})
+        self._num_counted_only = 0 if further else model.mtp_num_layers
         self.num_dropped = len(further) if drops_prediction_layers else 0
         """Number of tensors of prediction layers that are left out."""
         rules = list(self.family.weights(self.model))
@@ -110,9 +111,15 @@ class PublishedModel(ExitStack):
         """Names of the files beside the weights."""
 
     @property
-    @abstractmethod
     def notes(self) -> list[str]:
-        """One sentence on each file that belongs beside the weights and cannot be written."""
+        """One sentence on each thing of the published model that is not read."""
+        found = [f"{self.where}: {note}" for note in self.family.notes(self.keys)]
+        if self._num_counted_only:
+            found.append(
+                f"{self.where}: counts {self._num_counted_only} prediction layers (MTP), but the files hold no tensor "
+                "of them; the model is read without them"
+            )
+        return found
 
     @abstractmethod
     def write_side_files(self, target: Path) -> None:

@@ -94,10 +94,16 @@ def test_prediction_layers_are_left_out_only_when_asked(hub, tensors, tmp_path, 
     assert json.loads((tmp_path / "again/config.json").read_text())["num_nextn_predict_layers"] == 0
 
 
-def test_a_folder_without_their_tensors_has_no_prediction_layers(saved_by_transformers) -> None:
+def test_a_folder_without_their_tensors_is_read_without_them_and_says_so(
+    saved_by_transformers, hub, tmp_path, capsys
+) -> None:
     assert json.loads((saved_by_transformers / "config.json").read_text())["num_nextn_predict_layers"] == 1
     with HubFolder(saved_by_transformers) as source:
         assert source.model.mtp_num_layers == 0
+    assert command.main(["import", str(saved_by_transformers), "--output", str(tmp_path / "native")]) == 0
+    assert "counts 1 prediction layers (MTP), but the files hold no tensor" in capsys.readouterr().err
+    with HubFolder(hub) as source:
+        assert source.notes == []
 
 
 @pytest.mark.parametrize("copy", TABLES)

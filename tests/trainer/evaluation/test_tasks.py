@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainer.data.commands.train_tokenizer import train_byte_level_bpe
 from trainer.evaluation import task_list
 from trainer.evaluation.task_list import load_tasks
 from trainer.families.llama import LLAMA
+from trainer.families.mixtral import MIXTRAL
 from trainer.generation.source import ModelSource
 
 pytest.importorskip("lm_eval")
@@ -113,6 +115,17 @@ def test_metrics_are_those_of_the_export(checkpoints, tasks, expected, capsys, l
     assert 0 < found["choices"]["acc"] < 1 and found["choices"]["acc_norm"] != found["choices"]["acc"]
     # A mean of logarithms in float32: rounding is near 1e-6.
     assert found["texts"] == pytest.approx(expected["texts"], rel=1e-5)
+
+
+def test_metrics_of_divided_experts_are_those_of_one_rank(hub_folder, tasks, tmp_path, capsys) -> None:
+    shutil.copytree(hub_folder, tmp_path / "hub")
+    published(MIXTRAL, vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=0).save_pretrained(tmp_path / "hub")
+    imported(tmp_path / "hub", tmp_path / "native")
+    serial = metrics_of(tmp_path / "native", tasks, capsys)
+    divided = metrics_of(tmp_path / "native", tasks, capsys, "--expert-parallel", "2")
+    for task in ("choices", "continuations"):
+        assert divided[task] == serial[task]
+    assert divided["texts"] == pytest.approx(serial["texts"], rel=1e-5)
 
 
 def test_training_writes_the_metrics_of_its_tasks(hub_folder, checkpoints, tasks, tmp_path, capsys) -> None:

@@ -49,6 +49,14 @@ def _no_copies(_: ModelConfig) -> Iterator[Weight]:
     yield from ()
 
 
+def _no_notes(_: Mapping[str, Any]) -> Iterator[str]:
+    yield from ()
+
+
+def _no_token_ids(_: Mapping[str, Any]) -> Mapping[str, int]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Family:
     """One row of the catalogue.
@@ -73,6 +81,9 @@ class Family:
         auto_class: class of transformers that loads a model with its heads from a folder.
         heads: patterns of Hugging Face names, one for each head that files of the bare encoder may lack.
         correct_config: config.json and names of the stored tensors -> config.json that fits them.
+        notes: config.json -> one sentence on each key that changes training, but no weight and no logit, and that is
+            not read.
+        token_ids: config.json -> the keys about tokens that readers need, also where the file lacks them.
     """
 
     name: str
@@ -91,3 +102,5 @@ class Family:
     auto_class: str = "AutoModelForCausalLM"
     heads: Sequence[str] = ()
     correct_config: Callable[[Mapping[str, Any], Collection[str]], Mapping[str, Any]] | None = None
+    notes: Callable[[Mapping[str, Any]], Iterator[str]] = _no_notes
+    token_ids: Callable[[Mapping[str, Any]], Mapping[str, int]] = _no_token_ids

@@ -74,8 +74,8 @@ class GgufFile(PublishedModel):
 
     @property
     def notes(self) -> list[str]:
-        """One sentence on a tokenizer that cannot be written."""
-        return [f"{self.path}: {note}" for note in self._tokenizer.notes]
+        """See PublishedModel; and one sentence on a tokenizer that cannot be written."""
+        return [*super().notes, *(f"{self.path}: {note}" for note in self._tokenizer.notes)]
 
     def write_side_files(self, target: Path) -> None:
         """Write config.json and the tokenizer.

@@ -1,0 +1,64 @@
+"""Task files that a config names are checked before the job is queued."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmctl.submit.task_checks import task_file_problems
+from llmctl.transport.file_reads import read_parts
+from trainer.config.task_files import is_task_file
+from trainer.planning.build_config import build_config
+
+CONTENTS = {
+    "good.yaml": ("task: mine\ndoc_to_target: !function functions.answer\n", None),
+    "broken.yaml": ("task: [mine", "it is no YAML"),
+    "list.yaml": ("[1]", "it holds no keys of a task"),
+    "empty.yaml": ("", "it holds no keys of a task"),
+    "binary.yaml": ("\x00\x01", "it is no YAML"),
+}
+
+
+def problems_of(tasks: list[str]) -> list[Any]:
+    """Problems of a job whose config names ``tasks``; files are read on this machine."""
+    config = build_config(
+        {
+            "model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1},
+            "training": {"train_iters": 1, "seq_length": 8},
+            "optimizer": {"lr": 1e-3},
+            "data": {"mock_data": True, "tokenizer_model": "/t.json"},
+            "evaluation": {"tasks": tasks},
+        }
+    )
+    job: Any = SimpleNamespace(
+        config=config,
+        profile=SimpleNamespace(container=SimpleNamespace(mounts=())),
+        spec=SimpleNamespace(mounts=()),
+    )
+    transport: Any = SimpleNamespace(read_parts=read_parts)
+    return task_file_problems(job, transport)
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_file_that_is_no_task_is_named(tmp_path: Path, name: str) -> None:
+    content, words = CONTENTS[name]
+    (tmp_path / name).write_text(content)
+    found = problems_of([str(tmp_path / name), "arc_easy"])
+    if words is None:
+        assert found == []
+    else:
+        [problem] = found
+        assert problem.key == "evaluation.tasks"
+        assert problem.text.startswith(f"{tmp_path / name} cannot be loaded: {words}")
+        assert "\n" not in problem.text
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    [problem] = problems_of([str(tmp_path / "gone.yaml")])
+    assert "cannot be read" in problem.text
+
+
+def test_names_are_not_read() -> None:
+    assert not is_task_file("arc_easy") and is_task_file("./mine") and is_task_file("a.yml")
+    assert problems_of(["arc_easy"]) == []
