@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forked_command import run_trainer
 from tests.waiting import HANG_S
 from trainer.ops.bench_case import Draw
 from trainer.ops.build.build_settings import BuildSettings
@@ -158,6 +159,12 @@ def test_what_ran_before_a_sample_does_not_count(monkeypatch):
     assert watch.medians({name: calling(name) for name in "ab"}, 5) == pytest.approx({"a": 0.0001, "b": 0.0001})
 
 
+def bench_as_is(*words, **environment):
+    """Exit code, stdout and stderr of the bench without its restart, forked from the rank server."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return run_trainer("kernels", "bench", *words, "--as-is", cwd=ROOT, environment=variables)
+
+
 def bench(*words, **environment):
     command = [sys.executable, "-m", "trainer", "kernels", "bench", *words]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
@@ -192,33 +199,33 @@ def test_the_document(kernel_library):
 
 
 def test_the_table_names_the_allocator_and_missing_backends(tmp_path):
-    done = bench(
-        "rms_norm=8x32", "--dtype", "float32", *FLAGS, "--as-is", LLMCTL_CACHE_DIR=str(tmp_path), MALLOC_TOP_PAD_="4096"
+    code, out, err = bench_as_is(
+        "rms_norm=8x32", "--dtype", "float32", *FLAGS, LLMCTL_CACHE_DIR=str(tmp_path), MALLOC_TOP_PAD_="4096"
     )
-    assert done.returncode == 0, done.stderr
-    assert "MALLOC_TOP_PAD_=4096" in done.stdout and "a copy moves" in done.stdout
-    assert [line.split()[:4] for line in done.stdout.splitlines() if line.split()[:1] == ["rms_norm"]] == [
+    assert code == 0, err
+    assert "MALLOC_TOP_PAD_=4096" in out and "a copy moves" in out
+    assert [line.split()[:4] for line in out.splitlines() if line.split()[:1] == ["rms_norm"]] == [
         ["rms_norm", "8x32", "float32", "plain"],
         ["rms_norm", "8x32", "float32", "reference"],
     ]
-    assert "native not measured for rms_norm: the library is not built" in done.stdout
+    assert "native not measured for rms_norm: the library is not built" in out
 
 
 def test_forward_alone():
     found = {}
     for flags in ((), ("--forward",)):
-        done = bench("rms_norm=64x64", "--dtype", "float32", "--json", "--cpu-time", *flags, *FLAGS)
-        assert done.returncode == 0, done.stderr
-        document = json.loads(done.stdout)
+        code, out, err = bench_as_is("rms_norm=64x64", "--dtype", "float32", "--json", "--cpu-time", *flags, *FLAGS)
+        assert code == 0, err
+        document = json.loads(out)
         row = document["measurements"][0]
         found[document["passes"]] = row["gb_per_s"] * row["seconds"]
     assert found["forward"] == pytest.approx(0.4 * found["forward and backward"])
 
 
 def test_compile_is_measured_too():
-    done = bench("rms_norm=8x32", "l2_norm=37", "--dtype", "float32", "--compile", "--json", *FLAGS)
-    assert done.returncode == 0, done.stderr
-    rows = [row for row in json.loads(done.stdout)["measurements"] if row["backend"] == "compile"]
+    code, out, err = bench_as_is("rms_norm=8x32", "l2_norm=37", "--dtype", "float32", "--compile", "--json", *FLAGS)
+    assert code == 0, err
+    rows = [row for row in json.loads(out)["measurements"] if row["backend"] == "compile"]
     assert [(row["operation"], row["problem"]) for row in rows] == [("rms_norm", "")]
     assert all(row["seconds"] > 0 for row in rows)
 
