@@ -9,6 +9,7 @@ from typing import Any, Literal
 from llmctl.scripts.deepspeed import read_deepspeed
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.values import Missing, Value, missing_of, text_of
+from trainer.config.counted_flags import COUNTED
 from trainer.planning.command_line import UsageError, parse_command_line
 
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
@@ -98,7 +99,7 @@ def put_architecture(architecture: str, program: str, flags: FlagMeaning) -> Non
 
 def status_of(group: FlagGroup) -> Literal["meant", "no effect", "refused"]:
     """The meaning of a single flag of a script."""
-    if group.name in _DEEPSPEED_CONFIG:
+    if group.name in _DEEPSPEED_CONFIG or _counted_key(group) is not None:
         return "meant"
     try:
         return "meant" if parse_command_line(group.words).values else "no effect"
@@ -157,8 +158,8 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
         raise ScriptError(_line_of_error(meant, str(error)), str(error)) from None
     found.values = dict(together.values)
     for key, value in found.values.items():
-        setters = [place for place, values in alone.items() if key in values]
-        same = [place for place in setters if alone[place][key] == value]
+        setters = [place for place, values in alone.items() if key in values or _counted_key(meant[place]) == key]
+        same = [place for place in setters if alone[place].get(key) == value]
         if setters:
             found.origins[key] = meant[(same or setters)[-1]].origin
     for group in groups:
@@ -180,6 +181,11 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
     for note in parsed.notes:
         found.without_effect.append((group.line, " ".join(group.words), note.partition(": ")[2]))
     return dict(parsed.values)
+
+
+def _counted_key(group: FlagGroup) -> str | None:
+    """The key that a length in samples or tokens sets; by itself, without a batch size, such a flag is no number."""
+    return COUNTED.get(group.name.replace("_", "-"))
 
 
 def _line_of_error(groups: Sequence[FlagGroup], message: str) -> int:

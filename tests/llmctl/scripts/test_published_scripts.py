@@ -28,26 +28,10 @@ from tests.waiting import HANG_S
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config, load_config
 
-REFUSED: dict[str, set[str]] = {
-    "geniac_llama3_8b": {"fp8-format", "use-z-loss"},
-    **dict.fromkeys(("abci_gpt", "abci_gpt_node"), {"checkpoint-activations"}),
-    "abci_gpt_nodes": {"checkpoint-activations", "use-mpi"},
-    **dict.fromkeys(("tsubame_llama3_8b", "tsubame_mixtral_8x7b"), {"fp8-format", "use-mpi", "use-z-loss"}),
-    "tanuki_phase1": {
-        *(
-            "override-opt_param-scheduler",
-            "lr-decay-tokens",
-            "lr-warmup-tokens",
-            "exit-duration-in-mins",
-            "train-tokens",
-        ),
-        *("train-samples", "use-flash-attn-v2", "log-batch-size-to-tensorboard", "log-optimizer-states-to-tensorboard"),
-        *("checkpoint-activations", "deepspeed", "zero-stage", "deepspeed-activation-checkpointing", "use_wandb"),
-        *("wandb_entity", "wandb_project", "wandb_group", "wandb_tag"),
-    },
-}
+REFUSED: dict[str, set[str]] = dict.fromkeys(
+    ("geniac_llama3_8b", "tsubame_llama3_8b", "tsubame_mixtral_8x7b"), {"fp8-format"}
+)
 """Script -> flags that the trainer refuses. Such a script is read without them."""
-_TOKENIZER = {"Llama3Tokenizer": "HuggingFaceTokenizer"}
 
 
 def readable(name: str, folder: Path) -> Path:
@@ -55,10 +39,6 @@ def readable(name: str, folder: Path) -> Path:
     text = path_of(name).read_text(encoding="utf-8")
     for flag in REFUSED.get(name, ()):
         text = re.sub(rf'--{flag}(?![\w-])( [^-\s\\"][^\s\\"]*)?', "", text)
-    for old, new in _TOKENIZER.items():
-        text = text.replace(old, new) if name in REFUSED else text
-    if name == "tanuki_phase1":  # its length is counted in tokens only
-        text = text.replace("--seq-length ", "--train-iters 10 --seq-length ")
     path = folder / f"{name}.sh"
     path.write_text(text, encoding="utf-8")
     return path
