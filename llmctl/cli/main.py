@@ -158,7 +158,13 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
         return 0 if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
     except PermissionError as error:
         return _report(f"{error.filename}: {error.strerror}", ConfigFileError.exit_code, debug)
+    except RecursionError:
+        what = "a value on the command line or in a file is nested too deeply, or contains itself; write it flat"
+        return _report(what, UsageError.exit_code, debug)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            what = f"{str(error.filename)[:80]}...: is longer than a file name may be; give a shorter one"
+            return _report(what, UsageError.exit_code, debug)
         is_output = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
         what = f"cannot write to standard output: {error.strerror}" if is_output else _internal(error)
         return _report(what, BUG, debug)
