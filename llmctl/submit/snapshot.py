@@ -53,10 +53,13 @@ def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *
         OSError: the code cannot be written.
     """
     trees = [_supervisor_code(), *([_trainer_code()] if with_trainer else [])]
-    folders = [_store(run_dir.parent, files, transport) for files in trees]
+    own = _own_folder(run_dir.parent, transport)
+    folders = [own / digest(files) for files in trees]
     links: dict[str, str] = {}
     for folder, files in zip(folders, trees, strict=True):
         links |= _links(run_dir, folder, files)
+    for folder, files in zip(folders, trees, strict=True):
+        transport.put_tree(str(folder), files)
     if user_code is None:
         transport.make_folder(f"{run_dir}/code/user")
     else:
@@ -103,11 +106,16 @@ def digest(files: dict[str, Path]) -> str:
 
 
 def _store(runs_root: Path, files: dict[str, Path], transport: Transport) -> Path:
-    own = runs_root / ".code" / (Path(transport.home()).name or "root")
-    transport.make_own_folder(str(own))
-    folder = own / digest(files)
+    folder = _own_folder(runs_root, transport) / digest(files)
     transport.put_tree(str(folder), files)
     return folder
+
+
+def _own_folder(runs_root: Path, transport: Transport) -> Path:
+    """The folder of this user's code, which nobody else can write to."""
+    own = runs_root / ".code" / (Path(transport.home()).name or "root")
+    transport.make_own_folder(str(own))
+    return own
 
 
 def _links(run_dir: Path, folder: Path, files: dict[str, Path]) -> dict[str, str]:
