@@ -4,6 +4,9 @@ import typer
 
 from llmctl.context import Context
 
+MOST_RUNS = 50
+"""Most runs that a completion offers: nobody reads more, and each costs a read of a file."""
+
 
 def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of clusters with a profile."""
@@ -14,7 +17,6 @@ def complete_cluster(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Run ids, newest first, with the state last seen."""
+    """The latest run ids, newest first, with the state last seen."""
     context: Context = ctx.obj
-    entries = context.index.entries()[::-1]
-    return [(entry.run_id, entry.last_state or "") for entry in entries if entry.run_id.startswith(incomplete)]
+    return [(entry.run_id, entry.last_state or "") for entry in context.index.beginning_with(incomplete, MOST_RUNS)]

@@ -157,15 +157,25 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
     except SystemExit as error:
         # typer raises this when the reader of our output has left; the shell's completion does too.
         return 0 if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
-    except PermissionError as error:
-        return _report(f"{error.filename}: {error.strerror}", ConfigFileError.exit_code, debug)
-    except OSError as error:
-        is_output = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
-        what = f"cannot write to standard output: {error.strerror}" if is_output else _internal(error)
-        return _report(what, BUG, debug)
+    except (OSError, RecursionError) as error:
+        return _report(*_system_error(error), debug)
     except Exception as error:
         return _report(_internal(error), BUG, debug)
     return result if isinstance(result, int) else 0
+
+
+def _system_error(error: OSError | RecursionError) -> tuple[str, int]:
+    """Message and exit code of an error of the operating system, or of a value without an end."""
+    if isinstance(error, RecursionError):
+        what = "a value on the command line or in a file is nested too deeply, or contains itself; write it flat"
+        return what, UsageError.exit_code
+    if isinstance(error, PermissionError):
+        return f"{error.filename}: {error.strerror}", ConfigFileError.exit_code
+    if error.errno == errno.ENAMETOOLONG:
+        what = f"{str(error.filename)[:80]}...: is longer than a file name may be; give a shorter one"
+        return what, UsageError.exit_code
+    is_output = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
+    return (f"cannot write to standard output: {error.strerror}" if is_output else _internal(error)), BUG
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

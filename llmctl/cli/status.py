@@ -86,7 +86,9 @@ def _select(context: Context, references: Sequence[str], cluster: str, every: bo
     if cluster:
         profile = context.profile(cluster)
         try:
-            context.index.rebuild(Path(context.runs_root(profile)), context.connect(profile))
+            _, unread = context.index.rebuild(Path(context.runs_root(profile)), context.connect(profile))
+            if unread:
+                say(f"{cluster}: {unread} runs cannot be read and are left out; they may be other users'")
         except SchedulerError as error:
             say(f"{cluster}: cannot search its runs_root: {error.message}")
     if references:

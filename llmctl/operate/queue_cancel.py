@@ -72,9 +72,13 @@ class QueueCancel:
                 f"{self.record.run_id}: asked to end, but has not ended yet: {job.raw}", transient=True
             )
         if self._is_there(job):
-            self._command(job)
+            self._command(job, has_ended=has_ended)
 
-    def _command(self, job: JobAnswer) -> None:
+    def _command(self, job: JobAnswer, *, has_ended: bool) -> None:
+        """Ask the scheduler to end the job, and wait until it has left the queue.
+
+        A job that wrote exit.json has ended, although the queue may show it until a slow epilog is done.
+        """
         assert job.report is not None
         job_id = job.report.job_id
         for command in self.backend.cancel_commands([job_id]):
@@ -82,8 +86,8 @@ class QueueCancel:
             # Most schedulers refuse to end an ended job, so the queue decides.
             if result.exit_status != 0 and self._is_there(self._ask() or job):
                 raise _refusal(self.record.run_id, self.backend, command.argv, result)
-        job = self._wait_until_gone(END_S)
-        if self._is_there(job):
+        job = self._wait_until_gone(0.0 if has_ended else END_S)
+        if self._is_there(job) and not has_ended:
             raw = job.report.raw if job.report is not None else job.raw
             raise SchedulerError(
                 f"{self.record.run_id}: the scheduler was asked to end job {job_id} but still reports it as {raw}",

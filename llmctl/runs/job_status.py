@@ -135,12 +135,12 @@ class SchedulerWatch:
         began = self._attempts.get(question.record.run_id, question.attempt)
         if report.state is JobState.PENDING and question.attempt != began:
             return JobAnswer(JobState.RUNNING, "the job began after the queue query", source="queue")
-        return JobAnswer(report.state, words_of(report), source="queue", report=report)
+        return JobAnswer(report.state, _words(question, report), source="queue", report=report)
 
     def _by_accounting(self, question: JobQuestion, answer: QueueAnswer, silent_s: float) -> JobAnswer:
         report = self._own(question, answer)
         if report is not None and report.state.is_finished:
-            return JobAnswer(report.state, words_of(report), source="accounting", report=report, has_left=True)
+            return JobAnswer(report.state, _words(question, report), source="accounting", report=report, has_left=True)
         if not answer.is_answer:
             words = f"the job has left the queue, and the accounting does not answer: {answer.problem}"
         elif report is not None:
@@ -181,6 +181,11 @@ class SchedulerWatch:
         return JobAnswer(JobState.UNKNOWN, words, source="queue", has_left=True)
 
 
+def _words(question: JobQuestion, report: JobReport) -> str:
+    submissions = question.record.submissions
+    return words_of(report, by_llmctl=bool(submissions) and submissions[-1].cancel_requested is not None)
+
+
 class _LastAnswer:
     """The last answer, the job ids queried, and the time."""
 
@@ -207,8 +212,13 @@ _ENDINGS = {
 }
 
 
-def words_of(report: JobReport) -> str:
-    """A readable sentence on a job's state, with the scheduler's own word."""
+def words_of(report: JobReport, *, by_llmctl: bool = False) -> str:
+    """A readable sentence on a job's state, with the scheduler's own word.
+
+    Args:
+        report: the scheduler's.
+        by_llmctl: True if `llmctl cancel` was called for the job.
+    """
     if report.state is JobState.RUNNING:
         return report.reason
     if report.state is JobState.PENDING:
@@ -219,4 +229,5 @@ def words_of(report: JobReport) -> str:
         return f"the scheduler says {report.raw!r}{reason}"
     code = report.exit_code
     ending = "" if not code else f", by signal {code - 128}" if 128 < code < 160 else f", with exit code {code}"
-    return f"{_ENDINGS[report.state]} ({report.raw}{reason}){ending}"
+    cause = "cancelled by llmctl" if by_llmctl and report.state is JobState.CANCELLED else _ENDINGS[report.state]
+    return f"{cause} ({report.raw}{reason}){ending}"

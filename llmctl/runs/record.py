@@ -7,6 +7,7 @@ listing runs_root. Both are written to a temporary file and renamed, mode 0600, 
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -260,21 +261,34 @@ class RunIndex:
         Raises:
             RecordError: no run matches, or several do; lists the candidates.
         """
+        # A whole run id comes first, and needs no look at the other runs, of which there may be thousands.
+        whole = self._entry(self._path(reference)) if RUN_ID.fullmatch(reference) else None
+        if whole is not None and whole.run_id == reference:
+            return whole
         entries = self.entries()
         rules: tuple[Callable[[IndexEntry], bool], ...] = (
-            lambda entry: entry.run_id == reference,
             lambda entry: entry.name == reference,
             lambda entry: reference in entry.job_ids,
             lambda entry: bool(reference) and entry.run_id.startswith(reference),
         )
         for number, rule in enumerate(rules):
             found = [entry for entry in entries if rule(entry)]
-            if len(found) == 1 or (found and number in (1, 2)):
+            if len(found) == 1 or (found and number in (0, 1)):
                 return found[-1]  # the newest run of a name or job id; schedulers reuse job ids
             if found:
                 raise RecordError(f"{reference!r} is the beginning of several runs: {_names(found)}; give more of it")
         known = f"; the newest are {_names(entries)}" if entries else "; there is no run yet: llmctl submit starts one"
         raise RecordError(f"no run is called {reference!r}{known}")
+
+    def beginning_with(self, beginning: str, limit: int) -> list[IndexEntry]:
+        """The runs whose ids begin so, newest first; reads the files of at most ``limit`` runs, by their file times."""
+        with suppress(FileNotFoundError), os.scandir(self.folder) as found:
+            files = [file for file in found if file.name.startswith(beginning) and file.name.endswith(".json")]
+            if len(files) > limit:
+                files = sorted(files, key=lambda file: file.stat().st_mtime)[-limit:]
+            entries = [entry for file in files if (entry := self._entry(Path(file.path))) is not None]
+            return sorted(entries, key=lambda entry: (entry.created, entry.run_id), reverse=True)
+        return []
 
     def update_state(self, run_id: str, state: str, seen: float) -> None:
         """Store the state in which a run was last seen.
@@ -288,21 +302,26 @@ class RunIndex:
         if entry is not None:
             self._write(replace(entry, last_state=str(state), last_seen=seen))
 
-    def rebuild(self, runs_root: Path, transport: "Transport") -> list[IndexEntry]:
-        """Add every run in ``runs_root`` of a machine; returns their entries, oldest first.
+    def rebuild(self, runs_root: Path, transport: "Transport") -> tuple[list[IndexEntry], int]:
+        """Add every run in ``runs_root`` of a machine.
 
         Entries of other runs are kept. Directories without a readable record are skipped.
+
+        Returns:
+            The entries of the runs, oldest first, and the number of records that cannot be read: mostly of other users.
 
         Raises:
             SchedulerError: the machine cannot be reached.
         """
         (names,) = transport.list_names([str(runs_root)])
-        found = set()
+        found, unread = set(), 0
         for record in load_records([runs_root / name for name in names if RUN_ID.fullmatch(name)], transport):
             if isinstance(record, RunRecord):
                 self.add(record)
                 found.add(record.run_id)
-        return [entry for entry in self.entries() if entry.run_id in found]
+            else:
+                unread += not isinstance(record, RecordAbsent)
+        return [entry for entry in self.entries() if entry.run_id in found], unread
 
     def _path(self, run_id: str) -> Path:
         return self.folder / f"{run_id}.json"

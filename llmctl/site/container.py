@@ -36,7 +36,8 @@ class ContainerPlan:
     @property
     def source(self) -> str:
         """The image URI for apptainer pull and enroot import."""
-        return f"docker://{self.image if self.runtime in ('pyxis', 'enroot') else self.image.replace('#', '/')}"
+        image = self.image.removeprefix("docker://")
+        return f"docker://{image if self.runtime in ('pyxis', 'enroot') else image.replace('#', '/')}"
 
     @property
     def srun_options(self) -> tuple[str, ...]:

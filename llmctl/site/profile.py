@@ -212,7 +212,7 @@ class ContainerProfile(_Part):
     setup: tuple[str, ...] = ()
     """Shell lines run inside the container before the ranks; the image's own variables are visible."""
     image_folder: str | None = None
-    """Shared folder for imported registry images (.sqsh or .sif). Unset: a folder below runs_root."""
+    """Shared folder for imported registry images (.sqsh or .sif). Unset: below runs_root; pyxis pulls on every node."""
     options: tuple[str, ...] = ()
     """Further options for the runtime."""
 

@@ -105,6 +105,8 @@ def parse_settings(settings: Sequence[str]) -> list[Flag]:
             raise UsageError(f"--set {setting}: give key=value, as in --set training.train_iters=1000")
         try:
             found.append(Flag("--set", key.strip(), yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+        except (RecursionError, ValueError) as error:
+            raise UsageError(f"--set {key.strip()}: the value cannot be read: {str(error).partition(';')[0]}") from None
         except yaml.YAMLError as error:
             raise UsageError(f"--set {key.strip()}: {text!r} is not YAML: {' '.join(str(error).split())}") from None
     return found

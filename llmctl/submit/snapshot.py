@@ -1,7 +1,8 @@
 """Code of a run: llmctl's own trainer and supervisor, and a snapshot of the user's project.
 
-Our own code is content-addressed: ``<runs_root>/.code/<sha256>/{trainer,csrc}`` and ``<sha256>/supervisor``, written
-once and linked from every run that uses it. Transport.put_tree writes aside and renames, so that nobody sees half a
+Our own code is content-addressed: ``<runs_root>/.code/<user>/<sha256>/{trainer,csrc}`` and ``<sha256>/supervisor``,
+written once and linked from every run that uses it. Each user of a shared runs_root has a folder that nobody else can
+write to, because a run executes what is in it. Transport.put_tree writes aside and renames, so that nobody sees half a
 snapshot.
 """
 
@@ -52,18 +53,19 @@ def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *
         OSError: the code cannot be written.
     """
     trees = [_supervisor_code(), *([_trainer_code()] if with_trainer else [])]
-    addresses = [digest(files) for files in trees]
+    own = _own_folder(run_dir.parent, transport)
+    folders = [own / digest(files) for files in trees]
     links: dict[str, str] = {}
-    for address, files in zip(addresses, trees, strict=True):
-        links |= _links(run_dir, address, files)
-    for address, files in zip(addresses, trees, strict=True):
-        transport.put_tree(f"{run_dir.parent}/.code/{address}", files)
+    for folder, files in zip(folders, trees, strict=True):
+        links |= _links(run_dir, folder, files)
+    for folder, files in zip(folders, trees, strict=True):
+        transport.put_tree(str(folder), files)
     if user_code is None:
         transport.make_folder(f"{run_dir}/code/user")
     else:
         transport.put_tree(f"{run_dir}/code/user", {name: path for path, name in user_code.files})
     transport.link(links)
-    return addresses[1] if with_trainer else None
+    return folders[1].name if with_trainer else None
 
 
 def link_supervisor(run_dir: Path, transport: Transport) -> None:
@@ -74,7 +76,7 @@ def link_supervisor(run_dir: Path, transport: Transport) -> None:
     """
     files = _supervisor_code()
     folder = _store(run_dir.parent, files, transport)
-    transport.link(_links(run_dir, folder.name, files))
+    transport.link(_links(run_dir, folder, files))
 
 
 def store_trainer(runs_root: Path, transport: Transport) -> Path:
@@ -104,15 +106,22 @@ def digest(files: dict[str, Path]) -> str:
 
 
 def _store(runs_root: Path, files: dict[str, Path], transport: Transport) -> Path:
-    folder = runs_root / ".code" / digest(files)
+    folder = _own_folder(runs_root, transport) / digest(files)
     transport.put_tree(str(folder), files)
     return folder
 
 
-def _links(run_dir: Path, address: str, files: dict[str, Path]) -> dict[str, str]:
+def _own_folder(runs_root: Path, transport: Transport) -> Path:
+    """The folder of this user's code, which nobody else can write to."""
+    own = runs_root / ".code" / (Path(transport.home()).name or "root")
+    transport.make_own_folder(str(own))
+    return own
+
+
+def _links(run_dir: Path, folder: Path, files: dict[str, Path]) -> dict[str, str]:
     """Links from ``<run_dir>/code`` to stored code, relative so that runs_root can move: path -> target."""
     names = dict.fromkeys(name.partition("/")[0] for name in files)
-    return {f"{run_dir}/code/{name}": f"../../.code/{address}/{name}" for name in names}
+    return {f"{run_dir}/code/{name}": f"../../.code/{folder.parent.name}/{folder.name}/{name}" for name in names}
 
 
 def _trainer_code() -> dict[str, Path]:

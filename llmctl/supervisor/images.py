@@ -25,7 +25,7 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
         0, or 1 after a message on standard error.
     """
     if os.path.exists(target):
-        return 0
+        return _check_owner(target)
     folder = os.path.dirname(target)
     # Each user has a separate lock and unfinished image: the folder may belong to a group.
     own = f"{target}.{os.getuid()}"
@@ -48,12 +48,26 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
                 if os.path.exists(target):
                     os.unlink(aside)
                 elif fetched == 0:
+                    os.chmod(aside, os.stat(aside).st_mode & 0o755)
                     os.rename(aside, target)
     except OSError as error:
         print(f"llmctl: {error.filename or runtime}: {error.strerror}", file=sys.stderr)
     if os.path.exists(target):
-        return 0
+        return _check_owner(target)
     print(f"llmctl: {source} cannot be imported to {target}", file=sys.stderr)
+    return 1
+
+
+def _check_owner(target: str) -> int:
+    """0 if only this user or root can have written an image, else 1 after a message: a job runs what is in it."""
+    facts = os.stat(target)
+    if facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022:
+        return 0
+    print(
+        f"llmctl: {target} is not used: it belongs to another user, or others may write to it; set "
+        "container.image_folder of the profile to a folder of your own",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -65,6 +66,27 @@ def make_folder(path: str, *, mode: int = 0o777, exclusive: bool = False) -> Non
     folder = Path(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=mode, exist_ok=not exclusive)
+
+
+def make_own_folder(path: str) -> None:
+    """Make a folder of this user alone, mode 0700, unless it exists and is one.
+
+    A parent that is made here admits the users whom its own parent admits, whatever the umask, and none of them can
+    rename a folder of another one.
+
+    Raises:
+        OSError: the folder cannot be made; or it is a link, belongs to another user, or others may write to it.
+    """
+    folder = Path(path)
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.parent.mkdir(mode=0o700)
+        folder.parent.chmod(stat.S_IMODE(folder.parent.parent.stat().st_mode) | stat.S_ISVTX)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "is not a folder that only you can write to; have it removed", path)
 
 
 def remove(paths: Sequence[str]) -> None:
@@ -193,7 +215,7 @@ def _write(file: FileWrite) -> None:
 
 
 def _path_facts(path: Path) -> PathFacts:
-    nearest = next(place for place in (path, *path.parents) if place.exists() or place.is_symlink())
+    nearest = next(place for place in (path, *path.parents) if _is_there(place))
     kind = _kind(nearest)
     space = None
     with suppress(OSError):  # a dangling link
@@ -206,6 +228,17 @@ def _path_facts(path: Path) -> PathFacts:
         is_read_only=space is not None and bool(space.f_flag & os.ST_RDONLY),
         free_bytes=space.f_bavail * space.f_frsize if space is not None else 0,
     )
+
+
+def _is_there(path: Path) -> bool:
+    """True if a path exists, or may exist in a folder that cannot be searched."""
+    try:
+        path.lstat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _kind(path: Path) -> str:

@@ -215,6 +215,10 @@ class HostGroup:
         if own:
             self._everywhere(lambda transport: transport.remove(own))
 
+    def make_own_folder(self, path: str) -> None:
+        """See file_writes."""
+        self._change(path, lambda transport: transport.make_own_folder(path))
+
     def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
         """See llmctl.transport.protocol."""
         self._change(folder, lambda transport: transport.put_tree(folder, files))

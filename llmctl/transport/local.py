@@ -33,6 +33,7 @@ class LocalTransport:
     stat_paths = staticmethod(file_writes.stat_paths)
     write_files = staticmethod(file_writes.write_files)
     make_folder = staticmethod(file_writes.make_folder)
+    make_own_folder = staticmethod(file_writes.make_own_folder)
     remove = staticmethod(file_writes.remove)
     link = staticmethod(file_writes.link)
     inspect_processes = staticmethod(processes.inspect)

@@ -93,6 +93,9 @@ class Transport(Protocol):
     def make_folder(self, path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
         """See file_writes."""
 
+    def make_own_folder(self, path: str) -> None:
+        """See file_writes: a folder that only this user can write to."""
+
     def remove(self, paths: Sequence[str]) -> None:
         """See file_writes."""
 

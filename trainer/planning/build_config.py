@@ -136,6 +136,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError("", f"cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError("", f"is not valid YAML: {' '.join(str(error).split())}") from None
+    except (RecursionError, ValueError) as error:
+        # Python refuses integers of more than 4,300 digits.
+        raise ConfigError("", f"cannot be read: {str(error).partition(';')[0]}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError("", f"is not a mapping of the sections {', '.join(TrainConfig.model_fields)}")
     return values

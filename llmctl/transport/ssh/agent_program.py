@@ -53,6 +53,7 @@ class Agent:
             "stat_paths": file_writes.stat_paths,
             "write_files": file_writes.write_files,
             "make_folder": file_writes.make_folder,
+            "make_own_folder": file_writes.make_own_folder,
             "remove": file_writes.remove,
             "link": file_writes.link,
             "take_lock": file_writes.take_lock,

@@ -154,6 +154,10 @@ class RemoteTransport:
         """See file_writes."""
         self._call("make_folder", path, mode=mode, exclusive=exclusive)
 
+    def make_own_folder(self, path: str) -> None:
+        """See file_writes."""
+        self._call("make_own_folder", path)
+
     def remove(self, paths: Sequence[str]) -> None:
         """See file_writes."""
         self._call("remove", list(paths))

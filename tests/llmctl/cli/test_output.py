@@ -102,3 +102,21 @@ def test_a_removed_working_directory(tmp_path):
     assert "working directory" in done.stderr
     assert done.returncode == 2
     assert not Path(tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("submit", "x" * 5000, "--dry-run"),
+        ("submit", "--cluster", "x" * 5000, "--dry-run"),
+        ("submit", "--set", f"training.train_iters={'9' * 5000}", "--dry-run"),
+        ("submit", "--set", "training.train_iters=&x [*x]", "--dry-run"),
+        ("submit", "--set", f"model={'[' * 3000}{']' * 3000}", "--dry-run"),
+    ],
+    ids=["config", "cluster", "digits", "alias", "brackets"],
+)
+def test_absurd_values_are_refused_in_one_sentence(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = main(arguments, {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "LLMCTL_RUNS_ROOT": str(tmp_path / "runs")})
+    said = capsys.readouterr().err
+    assert code in (2, 3) and "internal error" not in said and "Traceback" not in said

@@ -43,7 +43,7 @@ def test_build_uses_code_cache_and_environment_of_the_jobs(login_node, capfd):
     assert (login_node / "argv").read_text().split() == ["-m", "trainer", "kernels", "build"]
     code, cache, site = (login_node / "environment").read_text().splitlines()
     assert cache == f"{login_node}/work/runs/.cache/llmctl"
-    assert Path(code).parent == login_node / "work/runs/.code"
+    assert Path(code).parent.parent == login_node / "work/runs/.code"
     assert (Path(code) / "trainer/ops/build/build.py").is_file()
     assert (Path(code) / "csrc/common/dtype.h").is_file() and (Path(code) / "csrc/rms_norm/cuda.cu").is_file()
     assert site == "here"

@@ -1,5 +1,6 @@
 """``llmctl cancel`` with a scheduler: the cancel file, then the scheduler's command; nothing if in doubt."""
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -105,6 +106,26 @@ def test_a_job_that_does_not_end_is_ended_by_the_scheduler(cluster, capsys):
     assert "cancelled; job.sh ended before exit.json could be written" in cancel(capsys)
     assert (attempt / "cancel").exists()
     assert cluster.backend.calls("cancel") == ["cancel 17"]
+
+
+def test_a_job_with_exit_json_has_ended_although_its_epilog_goes_on(cluster, capsys):
+    attempt = cluster.run().start_attempt()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    cluster.backend.does("cancel", ":")
+    later = threading.Timer(0.1, lambda: leave(attempt, "cancelled"))
+    later.start()
+    assert cancel(capsys) == "demo-1: cancelled\n"
+    later.join()
+
+
+def test_a_cancel_by_llmctl_is_told_from_that_of_somebody_else(cluster, capsys):
+    made = cluster.run()
+    attempt = made.start_attempt()
+    (attempt / "outcome.json").write_text(json.dumps({"reason": "stopped", "iteration": 3, "time": time.time()}))
+    cluster.backend.says("queue", "17|PENDING|job-demo-1")
+    cluster.backend.does("cancel", 'echo "17|CANCELLED by 0|job-demo-1" >"$1/queue"')
+    said = cancel(capsys)
+    assert "cancelled by llmctl" in said and "not by llmctl" not in said
 
 
 def test_a_job_that_remains_after_exit_json_is_ended(cluster, capsys):

@@ -1,8 +1,11 @@
 """Run records and the index of runs."""
 
 import json
+import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -141,10 +144,33 @@ def test_the_index_is_rebuilt_from_the_run_directories(tmp_path):
     saved(root, "b-2", created=3.0)
     (root / "torn").mkdir()
     (root / "torn" / "run.json").write_text("{")
-    assert [entry.run_id for entry in index.rebuild(root, TRANSPORT)] == ["a-1", "b-2"]
+    assert [entry.run_id for entry in index.rebuild(root, TRANSPORT)[0]] == ["a-1", "b-2"]
     assert len(index.entries()) == 3
     (index.folder / "a-1.json").write_text("torn")
     assert len(index.entries()) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_run_directories_of_other_users_are_left_out_and_counted():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        root = Path(folder, "runs")
+        saved(root, "a-1").run_dir.chmod(0o700)
+        root.chmod(0o755)
+        saved(root, "b-2").run_dir.chmod(0o700)
+        os.chown(root / "b-2", 61001, 61001)
+        os.chown(root / "b-2/run.json", 61001, 61001)
+        pid = os.fork()
+        if pid == 0:
+            os.setgroups([])
+            os.setgid(61001)
+            os.setuid(61001)
+            try:
+                entries, unread = RunIndex(Path(folder, "state")).rebuild(root, TRANSPORT)
+                os._exit(0 if ([entry.run_id for entry in entries], unread) == (["b-2"], 1) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_the_record_of_a_moved_run_has_its_new_directory(tmp_path):

@@ -20,7 +20,7 @@ from llmctl.cli.main import main
 ROOT = Path(__file__).parents[3]
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("llmctl", "trainer"))
 MAX_FILES = 20
-MAX_SWITCHES = 56
+MAX_SWITCHES = 60
 SBATCH = "#!/bin/sh\necho 4242\n"
 
 
