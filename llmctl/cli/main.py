@@ -24,6 +24,7 @@ from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageE
 # command -> (module, help line). The module has ``app``: a Typer with one command, or with several and a callback.
 COMMANDS = {
     "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
+    "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
     "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
     "logs": ("llmctl.cli.logs", "Show or follow the output of a run, rank by rank."),

@@ -14,6 +14,7 @@ from trainer.planning.estimate.memory import RankMemory, memory_of_ranks, schedu
 from trainer.planning.estimate.speed import Links, StepTime, step_time
 from trainer.planning.flops import flops_per_token
 from trainer.planning.layouts import divisors_of
+from trainer.planning.parts.attention import score_flops
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -65,6 +66,15 @@ class RunPlan:
     def tflops(self) -> float:
         """TFLOP/s per device, with the attention of all pairs of tokens (trainer.planning.flops)."""
         return self.tokens_per_s * flops_per_token(self.config, self.vocab_size) / 1e12
+
+    @property
+    def utilization(self) -> tuple[float, float]:
+        """MFU, counting attention over all pairs of tokens, and over those that the causal mask leaves."""
+        model, length = self.config.model, self.config.training.seq_length
+        scores = sum(score_flops(model, layer, length) for layer in range(model.num_layers))
+        skipped = self.tokens_per_s * scores / 2 / self.device.peak
+        full = self.tflops * 1e12 / self.device.peak
+        return full, full - skipped
 
     @property
     def why_not(self) -> str | None:

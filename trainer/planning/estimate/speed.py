@@ -98,7 +98,7 @@ def stage_durations(config: TrainConfig, vocab_size: int, links: Links) -> list[
         for layer in own:
             key = (config.model.is_moe_layer(layer), config.model.window_of(layer))
             if key not in known:
-                known[key] = _layer_seconds(config, layer, links)
+                known[key] = layer_seconds(config, layer, links)
             forward, inputs = forward + known[key][0], inputs + known[key][1]
         backward = inputs + (forward if again else 0.0)
         if stage == placement.num_virtual_stages - 1:
@@ -115,7 +115,7 @@ def stage_durations(config: TrainConfig, vocab_size: int, links: Links) -> list[
     return found
 
 
-def _layer_seconds(config: TrainConfig, layer: int, links: Links) -> tuple[float, float]:
+def layer_seconds(config: TrainConfig, layer: int, links: Links) -> tuple[float, float]:
     """Seconds of a layer's forward and backward for one micro-batch."""
     model, device, tokens = config.model, links.device, tokens_per_rank(config)
     tp, cp = config.parallel.tensor_model_parallel_size, config.parallel.context_parallel_size
