@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 EXPERT_LOAD = 1.5
-"""Tokens of the busiest rank's experts, as a multiple of an even share, where no capacity bounds them: an assumption."""
+"""Tokens of the busiest rank's experts, as a multiple of an even share, without a capacity: an assumption."""
 _STATISTICS = 4
 
 

@@ -115,9 +115,7 @@ def state_bytes(config: TrainConfig, own: RankParameters, world_size: int) -> tu
     return size * own.total, 4 * own.total, int(on_device * (masters + moments) * updated)
 
 
-def _activation_peak(
-    config: TrainConfig, vocab_size: int, schedule: PipelineSchedule, rank: int
-) -> tuple[int, int]:
+def _activation_peak(config: TrainConfig, vocab_size: int, schedule: PipelineSchedule, rank: int) -> tuple[int, int]:
     """Peak bytes of the kept activations over the rank's row of the table, and of one replay."""
     layers = partition_layers(config, vocab_size)
     placement = schedule.placement

@@ -53,9 +53,7 @@ class _Candidate:
     values: dict[str, Any]
 
 
-def search_layouts(
-    config: TrainConfig, vocab_size: int, device: Device, nodes: int, per_node: int
-) -> list[Found]:
+def search_layouts(config: TrainConfig, vocab_size: int, device: Device, nodes: int, per_node: int) -> list[Found]:
     """The fastest layouts that fit, at most ROWS; empty if none does."""
     candidates = sorted(_candidates(config, vocab_size, device, nodes, per_node), key=lambda each: each.bound)
     found: list[Found] = []
@@ -91,7 +89,7 @@ def _candidates(
         stages = [0, 1] if least * (element_bytes(config) + 4) < device.memory else []
         stages = [1, 3] if dp * cp > 1 and stages else stages or ([3] if dp * cp > 1 else [])
         for mbs in (size for size in (1, 2, 4, 8) if batch // dp % size == 0):
-            base = {
+            base: dict[str, Any] = {
                 **{f"parallel.{key}": None for key in _LAYOUT_KEYS},
                 "parallel.tensor_model_parallel_size": tp,
                 "parallel.sequence_parallel": tp > 1,

@@ -1,4 +1,4 @@
-"""Time of a step: products, attention, memory-bound ops, messages, optimizer; the bubble by playing the table. Torch-free.
+"""Time of a step: products, attention, memory-bound ops, messages, optimizer, and the table's bubble. Torch-free.
 
 Every term is work over the device's stated share of its data sheet (trainer.planning.estimate.devices). Messages of
 tensor and context parallelism are not hidden; those of data parallelism hide behind the last backward.
@@ -83,8 +83,21 @@ def step_time(
         moved = (4 + (element_bytes(config) if parallel.zero_stage else 4)) * own * (copies - 1) / copies
         hidden = durations[-1][ActionKind.BACKWARD] if parallel.overlap_grad_reduce else 0.0
         exposed = max(0.0, links.seconds(moved, tp * copies) - hidden)
+        if parallel.zero_stage == 3:
+            exposed += _gathers(config, own * (copies - 1) / copies, durations, schedule.num_micro_batches, links)
     updated = own / (copies if parallel.zero_stage else 1)
     return StepTime(times, exposed, 34 * updated / (device.bandwidth * MEMORY_SHARE))
+
+
+def _gathers(
+    config: TrainConfig, others: float, durations: list[dict[ActionKind, float]], micro_batches: int, links: Links
+) -> float:
+    """Seconds of ZeRO-3's gathers, twice for each micro-batch, that the longest stage's computing does not hide."""
+    parallel = config.parallel
+    span = parallel.tensor_model_parallel_size * links.per_node
+    sent = links.seconds(2 * others * element_bytes(config), span)
+    busy = max(each[ActionKind.FORWARD] + each[ActionKind.BACKWARD] for each in durations)
+    return micro_batches * max(0.0, sent - busy)
 
 
 def stage_durations(config: TrainConfig, vocab_size: int, links: Links) -> list[dict[ActionKind, float]]:

@@ -82,7 +82,10 @@ def test_states_are_those_that_a_rank_holds(bf16: bool) -> None:
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters.values()}
     states = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*optimizer._masters.values(), *(t for kind in optimizer._moments.values() for t in kind.values()))
+        for tensor in (
+            *optimizer._masters.values(),
+            *(t for kind in optimizer._moments.values() for t in kind.values()),
+        )
     }
     gradients = {
         shard.gradient.untyped_storage().data_ptr(): shard.gradient.untyped_storage().nbytes()
@@ -99,9 +102,7 @@ def test_recompute_of_the_feed_forward_part_forgets_its_inner_channels() -> None
     """Recompute of the dense feed-forward part keeps 3 F elements fewer for each token and layer."""
     model = {**LLAMA, "num_attention_heads": 8, "ffn_hidden_size": 192}
     kept = layer_bytes(tiny(model, {}, bf16=True), 0)
-    less = layer_bytes(
-        tiny(model, {}, bf16=True, recompute_granularity="selective", recompute_modules=["mlp"]), 0
-    )
+    less = layer_bytes(tiny(model, {}, bf16=True, recompute_granularity="selective", recompute_modules=["mlp"]), 0)
     assert kept - less == 32 * 3 * 192 * 2
 
 
