@@ -1,7 +1,7 @@
 """Predicted speed beside published runs: ``python -m benchmarks.planner_published``.
 
-Rows: Narayanan et al. 2021 (arXiv:2104.04473), table 1: GPT on A100-80GB with full recompute, micro batch 1 assumed. Its
-TFLOP/s count the recomputed forward, 96 B s l h^2 (1 + s/6h + V/16lh), and so do the predictions here. The A100's share
+Rows: Narayanan et al. 2021 (arXiv:2104.04473), table 1: GPT on A100-80GB with full recompute, micro batch 1 assumed.
+Its TFLOP/s count the recomputed forward, 96 B s l h^2 (1 + s/6h + V/16lh), and so do the predictions here. The A100's share
 of its data sheet (trainer.planning.estimate.devices) was set after the rows with even numbers; the median is over the
 odd ones, counted from 1.
 """
@@ -64,8 +64,8 @@ def main() -> None:
         errors.append(found / row[-1] - 1)
         layers, hidden, _, tp, pp, devices, _, published = row
         print(
-            f"| {layers} x {hidden} | {tp} | {pp} | {devices:,} | {published} | {found:.0f} | {100 * errors[-1]:+.0f}% | "
-            f"{'yes' if fits else 'no'} |"
+            f"| {layers} x {hidden} | {tp} | {pp} | {devices:,} | {published} | {found:.0f} "
+            f"| {100 * errors[-1]:+.0f}% | {'yes' if fits else 'no'} |"
         )
     print(f"\nMedian absolute error of the odd rows: {100 * median(map(abs, errors[::2])):.1f}%.")
 

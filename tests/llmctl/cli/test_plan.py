@@ -40,7 +40,8 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_json_has_the_documented_keys_and_the_cost(place, capsys):
+@pytest.mark.usefixtures("place")
+def test_json_has_the_documented_keys_and_the_cost(capsys):
     assert main(["plan", "c.yaml", "--cluster", "bed", "--nodes", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == KEYS
@@ -49,7 +50,8 @@ def test_json_has_the_documented_keys_and_the_cost(place, capsys):
     assert found["cost"]["points"] == pytest.approx(2 * found["node_hours"])
 
 
-def test_a_run_that_does_not_fit_names_rank_item_and_change(place, capsys):
+@pytest.mark.usefixtures("place")
+def test_a_run_that_does_not_fit_names_rank_item_and_change(capsys):
     large = ["--set", "training.micro_batch_size=16", "--set", "model.num_layers=16"]
     assert main(["plan", "c.yaml", "--device", "V100-16GB", "--gpus-per-node", "2", "--nodes", "2", *large]) == 1
     text = capsys.readouterr()
@@ -58,7 +60,8 @@ def test_a_run_that_does_not_fit_names_rank_item_and_change(place, capsys):
     assert "fits with" in words
 
 
-def test_best_layout_of_a_search_is_a_valid_config(place, capsys):
+@pytest.mark.usefixtures("place")
+def test_best_layout_of_a_search_is_a_valid_config(capsys):
     search = ["--device", "H100", "--nodes", "2", "--gpus-per-node", "4", "--search", "--output", "best.yaml"]
     assert main(["plan", "c.yaml", *search]) == 0
     first = capsys.readouterr().out.splitlines()[1].split()[0]
@@ -66,14 +69,16 @@ def test_best_layout_of_a_search_is_a_valid_config(place, capsys):
     assert f"{first} tokens/s" in capsys.readouterr().out
 
 
-def test_unknown_device_is_refused_with_the_known_ones(place, capsys):
+@pytest.mark.usefixtures("place")
+def test_unknown_device_is_refused_with_the_known_ones(capsys):
     assert main(["plan", "c.yaml", "--device", "H1000"]) == 2
     assert "the devices are V100-16GB" in capsys.readouterr().err
 
 
-def test_submit_refuses_only_states_above_the_device(place, capsys):
+@pytest.mark.usefixtures("place")
+def test_submit_refuses_only_states_above_the_device(capsys):
     submit = ["submit", "c.yaml", "--cluster", "bed", "--dry-run", "--nodes", "1", "--time", "1:00:00"]
-    assert main([*submit, "--set", "training.micro_batch_size=16"]) == 0
+    assert main([*submit, "--set", "training.micro_batch_size=16", "--set", "model.num_layers=16"]) == 0
     assert "may not fit: pipeline rank 0 needs" in capsys.readouterr().err
     assert main([*submit, "--set", "model.num_layers=200"]) != 0
     assert "cannot fit: weights, gradients and optimizer state take" in capsys.readouterr().err
