@@ -9,11 +9,11 @@ from typing import Any
 
 import typer.main
 
-from llmctl.cli.checkpoint import CheckpointCommand
-from llmctl.cli.data import DataCommand
-from llmctl.cli.evaluate import EvaluateCommand
-from llmctl.cli.generate import GenerateCommand
 from llmctl.cli.main import COMMANDS, app, load_command
+from llmctl.cli.trainer.checkpoint import CheckpointCommand
+from llmctl.cli.trainer.data import DataCommand
+from llmctl.cli.trainer.evaluate import EvaluateCommand
+from llmctl.cli.trainer.generate import GenerateCommand
 from trainer.config import checkpoint_flags, data_flags, evaluate_flags, generate_flags
 
 

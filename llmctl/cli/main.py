@@ -25,6 +25,7 @@ from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageE
 COMMANDS = {
     "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
     "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
+    "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
     "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
     "logs": ("llmctl.cli.logs", "Show or follow the output of a run, rank by rank."),
@@ -32,10 +33,10 @@ COMMANDS = {
     "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),
     "nodes": ("llmctl.cli.nodes", "Show the nodes of a cluster: idle, in use or drained, with reasons."),
     "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
-    "data": ("llmctl.cli.data", "Turn text into training data; inspect and merge datasets."),
-    "checkpoint": ("llmctl.cli.checkpoint", "Import, export and check models: Hugging Face folders."),
-    "generate": ("llmctl.cli.generate", "Continue prompts with a trained model."),
-    "evaluate": ("llmctl.cli.evaluate", "Measure a trained model: perplexity of a text, or tasks."),
+    "data": ("llmctl.cli.trainer.data", "Turn text into training data; inspect and merge datasets."),
+    "checkpoint": ("llmctl.cli.trainer.checkpoint", "Import, export and check models: Hugging Face folders."),
+    "generate": ("llmctl.cli.trainer.generate", "Continue prompts with a trained model."),
+    "evaluate": ("llmctl.cli.trainer.evaluate", "Measure a trained model: perplexity of a text, or tasks."),
     "env": ("llmctl.cli.env", "Build or inspect the fused kernels of jobs."),
     "doctor": ("llmctl.cli.doctor", "Check a cluster, with a remedy for each problem."),
 }

@@ -87,7 +87,7 @@ def check_job(
         paths = [*named_paths(job), *paths]
     if dry_run and job.is_remote:
         unchecked = dict.fromkeys(path for check in paths for path in check.paths)
-        return [f"not checked on {transport.host}: {', '.join(unchecked)}"]
+        return [*memory_warnings(job), f"not checked on {transport.host}: {', '.join(unchecked)}"]
     if job.is_remote:
         transport = transport_for(transport, job.spec.nodes)
     if job.backend.capabilities.starts_on_hosts:
@@ -103,7 +103,19 @@ def check_job(
             problems += task_file_problems(job, transport)
     if problems:
         raise resolved.error(problems)
-    return []
+    return memory_warnings(job)
+
+
+def memory_warnings(job: AskedJob) -> list[str]:
+    """Warning about a training run that probably does not fit into its devices; see llmctl.submit.memory_check."""
+    if job.config is None:
+        return []
+    from llmctl.submit.memory_check import memory_plan
+
+    plan = memory_plan(job, job.config)
+    if plan is None or plan.fits:
+        return []
+    return [f"may not fit: {plan.why_not}; llmctl plan suggests a change"]
 
 
 def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactive: bool = False) -> Iterator[Problem]:
@@ -132,7 +144,12 @@ def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactiv
     if job.config is not None:
         from llmctl.submit.config_checks import config_problems
 
-        yield from config_problems(job, job.config, is_sized=not sized)
+        found = list(config_problems(job, job.config, is_sized=not sized))
+        yield from found
+        if not sized and not found:
+            from llmctl.submit.memory_check import memory_problems
+
+            yield from memory_problems(job, job.config)
 
 
 def python_problems(job: JobPlan) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from llmctl.cli.completion import complete_cluster
-from llmctl.cli.trainer_job import (
+from llmctl.cli.trainer.trainer_job import (
     AsJson,
     Cluster,
     Container,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llmctl.cli.trainer_job import (
+from llmctl.cli.trainer.trainer_job import (
     Cluster,
     Container,
     DryRun,

@@ -1,0 +1,227 @@
+"""``llmctl plan``: memory, speed and cost of a training run, before anything is queued."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmctl.cli.completion import complete_cluster
+from llmctl.cli.console import print_json
+from llmctl.context import Context, say
+from llmctl.errors import ConfigFileError, UsageError
+
+if TYPE_CHECKING:
+    from llmctl.site.profile import ResourceType
+    from trainer.config.train_config import TrainConfig
+    from trainer.planning.estimate.devices import Device
+    from trainer.planning.estimate.plan import RunPlan
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_BAR = 60
+_WIDEST = 100
+
+
+@app.command()
+def plan(
+    ctx: typer.Context,
+    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="Training config. Default: as submit.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Nodes. Default: job.nodes.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", metavar="G", min=1, help="Devices per node.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Device by name, such as H100, instead of a cluster's.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config. Repeatable.")
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Rank the layouts for this number of devices.")] = False,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With --search: write the best layout as a config.")
+    ] = None,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write the timeline as a picture.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Predict memory, speed and cost of a training run; exits with 1 if it does not fit."""
+    if output is not None and not search:
+        raise UsageError("--output: goes with --search; add that, or leave it out")
+    context: Context = ctx.obj
+    from trainer.config.errors import ConfigError
+
+    training = _training_config(context, config, settings or [])
+    vocabulary = training.model.vocab_size
+    if vocabulary is None:
+        raise UsageError("model.vocab_size: is unset, and the plan reads no data; add --set model.vocab_size=N")
+    found, per_node, resource, unit = _hardware(context, cluster, device, gpus_per_node, training)
+    count = nodes or training.job.nodes
+    from trainer.planning.estimate.plan import plan_run
+
+    try:
+        if search:
+            return _search(training, vocabulary, found, count, per_node, output)
+        planned = plan_run(training, vocabulary, found, count, per_node)
+    except ConfigError as error:
+        raise ConfigFileError(f"{error.key}: {error.problem}") from None
+    hours = planned.step.total * training.training.train_iters * count / 3600
+    points = None if resource is None or resource.points_per_hour is None else resource.points_per_hour * hours
+    cost = None if points is None else {"points": points, "unit": unit}
+    if svg is not None:
+        _write_svg(planned, Path(svg))
+    if as_json:
+        print_json(_document(planned, hours, cost))
+    else:
+        _show(planned, hours, cost, count, per_node)
+    return 0 if planned.fits else 1
+
+
+def _training_config(context: Context, config: str | None, settings: list[str]) -> "TrainConfig":
+    from llmctl.site.profile import overlay
+    from llmctl.submit.resolve import find_config, parse_settings
+    from trainer.config.errors import ConfigError
+    from trainer.planning.build_config import build_config, read_yaml
+
+    path, note = find_config(context, config)
+    if note:
+        context.tell(note)
+    try:
+        values: dict[str, Any] = read_yaml(path)
+        for flag in parse_settings(settings):
+            nested: Any = flag.value
+            for part in reversed(flag.key.split(".")):
+                nested = {part: nested}
+            values = overlay(values, nested)
+        return build_config(values)
+    except ConfigError as error:
+        raise ConfigFileError(f"{path}: {error.key}: {error.problem}".replace(": : ", ": ")) from None
+
+
+def _hardware(
+    context: Context, cluster: str | None, device: str | None, gpus_per_node: int | None, config: "TrainConfig"
+) -> "tuple[Device, int, ResourceType | None, str]":
+    """The device, the devices of a node, and the kind of node with the unit of its cost."""
+    from trainer.planning.estimate.devices import DEVICES, find_device
+
+    known = f"the devices are {', '.join(DEVICES)}"
+    if device is not None:
+        if cluster is not None:
+            raise UsageError("--device: names the hardware, as --cluster does; leave one of them out")
+        found = find_device(device)
+        if found is None:
+            raise UsageError(f"--device {device}: is unknown; {known}")
+        return found, gpus_per_node or config.job.gpus_per_node or 8, None, ""
+    name, origin = context.cluster(cluster)
+    profile = context.profile(name, origin)
+    kind = config.job.resource_type or profile.defaults.resource_type
+    kind = kind or next((key for key, each in profile.resource_types.items() if each.gpus), None)
+    resource = profile.resource_types.get(kind or "")
+    if resource is None or resource.gpu is None:
+        raise UsageError(f"--cluster {name}: its profile names no GPU (resource_types: gpu); use --device; {known}")
+    found = find_device(resource.gpu, resource.gpu_memory_gib)
+    if found is None:
+        raise UsageError(f"--cluster {name}: its GPU {resource.gpu} is unknown; use --device; {known}")
+    per_node = gpus_per_node or config.job.gpus_per_node or resource.gpus or 1
+    return found, per_node, resource, profile.cost.unit
+
+
+def _document(planned: "RunPlan", hours: float, cost: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "fits": planned.fits,
+        "why_not": planned.why_not,
+        "memory_bytes": planned.worst.bytes_of,
+        "peak_memory_bytes": planned.worst.total,
+        "iteration_time_s": planned.step.total,
+        "tokens_per_s_per_device": planned.tokens_per_s,
+        "tflops_per_device": planned.tflops,
+        "bubble_fraction": planned.step.times.bubble_fraction,
+        "node_hours": hours,
+        "cost": cost,
+    }
+
+
+def _show(planned: "RunPlan", hours: float, cost: dict[str, Any] | None, nodes: int, per_node: int) -> None:
+    from trainer.planning.estimate.devices import GIB
+    from trainer.planning.estimate.plan import remedy
+
+    worst, device = planned.worst, planned.device
+    print(f"{nodes} x {per_node} {device.name}: {'fits' if planned.fits else 'does not fit'}")
+    print(f"memory of pipeline rank {worst.pp_rank}: {worst.total / GIB:.1f} of {device.memory / GIB:.1f} GiB")
+    for item, size in worst.bytes_of.items():
+        if size:
+            bar = "#" * min(_BAR, round(_BAR * size / device.memory))
+            print(f"  {item.replace('_', ' '):16} {size / GIB:8.2f} GiB  {bar}")
+    tokens = planned.tokens_per_s * planned.world_size * 86400
+    full, causal = planned.utilization
+    print(
+        f"step {planned.step.total:.3g} s, bubble {100 * planned.step.times.bubble_fraction:.1f}%; "
+        f"{planned.tokens_per_s:,.0f} tokens/s and {planned.tflops:.0f} TFLOP/s per device, "
+        f"MFU {100 * full:.1f}% (causal {100 * causal:.1f}%)"
+    )
+    points = "" if cost is None else f", {cost['points']:,.0f} {cost['unit']}"
+    print(f"{hours:,.1f} node-hours{points}; {1e12 / tokens:,.1f} days for a trillion tokens")
+    _draw(planned)
+    if planned.why_not is None:
+        return
+    say(f"does not fit: {planned.why_not}")
+    found = remedy(planned, nodes, per_node)
+    if found is None:
+        say("no single change makes it fit: use more nodes or a larger device, or try --search")
+        return
+    keys = " ".join(f"--set {key}={str(value).lower()}" for key, value in found[0].values.items() if value != [])
+    say(f"fits with {found[0].words} at {found[1].worst.total / GIB:.1f} GiB: {keys}")
+
+
+def _draw(planned: "RunPlan") -> None:
+    """The start of the timeline, as text; nothing without a pipeline."""
+    from trainer.planning.schedule.draw import Drawing, DrawingError, cut, text_rows
+
+    if len(planned.schedule.stages) == 1:
+        return
+    try:
+        rows = text_rows(Drawing(planned.schedule, planned.step.times, "timeline"), coloured=False)
+    except DrawingError:
+        return
+    for rank, row in enumerate(rows[:16]):
+        print(f"  rank {rank:2} {''.join(cell.text for cell in cut(row, 0, _WIDEST))}")
+
+
+def _write_svg(planned: "RunPlan", path: Path) -> None:
+    from trainer.planning.schedule.draw import Drawing, DrawingError, svg
+
+    try:
+        path.write_text(svg(Drawing(planned.schedule, planned.step.times, "Predicted step")), encoding="utf-8")
+    except (OSError, DrawingError) as error:
+        raise ConfigFileError(f"--svg {path}: cannot be written: {error}") from None
+
+
+def _search(
+    config: "TrainConfig", vocabulary: int, device: "Device", nodes: int, per_node: int, output: str | None
+) -> int:
+    from trainer.planning.estimate.devices import GIB
+    from trainer.planning.estimate.search import search_layouts
+
+    found = search_layouts(config, vocabulary, device, nodes, per_node)
+    if not found:
+        say(f"no layout fits on {nodes} x {per_node} {device.name}")
+        return 1
+    print(f"{'TOKENS/S':>10}  {'STEP S':>8}  {'GIB':>6}  {'BUBBLE':>6}  LAYOUT")
+    for each in found:
+        planned = each.plan
+        bubble = f"{100 * planned.step.times.bubble_fraction:.1f}%"
+        print(
+            f"{planned.tokens_per_s:>10,.0f}  {planned.step.total:>8.3g}  {planned.worst.total / GIB:>6.1f}  "
+            f"{bubble:>6}  {each.words}"
+        )
+    if output is not None:
+        import yaml
+
+        plain = found[0].plan.config.model_dump(exclude_unset=True, mode="json")
+        try:
+            Path(output).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+        except OSError as error:
+            raise ConfigFileError(f"--output {output}: cannot be written: {error.strerror}") from None
+        say(f"best layout: {output}")
+    return 0

@@ -1,0 +1,135 @@
+"""Estimated parameters and states against the ranks that the trainer builds."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config.train_config import TrainConfig
+from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.parallel_model import build_model
+from trainer.planning.build_config import build_config
+from trainer.planning.estimate.activations import layer_bytes
+from trainer.planning.estimate.devices import find_device
+from trainer.planning.estimate.memory import memory_of_ranks, state_bytes
+from trainer.planning.estimate.parameters import rank_parameters
+from trainer.planning.estimate.plan import plan_run, remedy
+
+VOCAB = 100
+LLAMA = {
+    "num_query_groups": 2,
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+}
+EXPERTS = {**LLAMA, "num_experts": 4, "moe_ffn_hidden_size": 96, "moe_shared_expert_intermediate_size": 64}
+TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+
+
+def tiny(model: dict[str, Any], parallel: dict[str, Any], **training: Any) -> TrainConfig:
+    return build_config(
+        {
+            "model": {"num_layers": 6, "hidden_size": 64, "num_attention_heads": 8, **model},
+            "parallel": parallel,
+            "training": {"train_iters": 1, "seq_length": 32, "global_batch_size": 64, **training},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "world_size"),
+    [
+        ({}, {}, 1),
+        ({}, {TP: 2, PP: 2}, 4),
+        (LLAMA, {TP: 4, PP: 2}, 8),
+        ({"qk_layernorm": True}, {PP: 2, "pipeline_schedule": "zb-v"}, 2),
+        (
+            {**LLAMA, "qk_layernorm": True, "qk_layernorm_scope": "all"},
+            {TP: 2, PP: 2, "num_virtual_stages_per_pipeline_rank": 2},
+            4,
+        ),
+        (
+            {**EXPERTS, "moe_layer_freq": 2},
+            {TP: 2, PP: 2, "sequence_parallel": True, "expert_model_parallel_size": 2},
+            8,
+        ),
+    ],
+)
+def test_parameters_of_every_rank_are_exact(model: dict[str, Any], parallel: dict[str, Any], world_size: int) -> None:
+    config = tiny(model, parallel)
+    for rank in range(world_size):
+        mesh = ParallelMesh.build(config, rank, world_size)
+        built = build_model(config, VOCAB, mesh, ProcessGroups(), torch.device("meta"), is_frozen=True)
+        sizes = {name: parameter.numel() for name, parameter in built.parameters.items()}
+        found = rank_parameters(config, VOCAB, mesh.pp_rank)
+        assert found.total == sum(sizes.values())
+        assert found.experts == sum(size for name, size in sizes.items() if built.layouts[name].is_expert)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_states_are_those_that_a_rank_holds(bf16: bool) -> None:
+    config = tiny(LLAMA, {}, bf16=bf16)
+    mesh = ParallelMesh.build(config, 0, 1)
+    model = build_model(config, VOCAB, mesh, ProcessGroups(), torch.device("cpu"))
+    optimizer = MixedPrecisionOptimizer(config, model)
+    weights = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters.values())
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters.values()}
+    states = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (
+            *optimizer._masters.values(),
+            *(t for kind in optimizer._moments.values() for t in kind.values()),
+        )
+    }
+    gradients = {
+        shard.gradient.untyped_storage().data_ptr(): shard.gradient.untyped_storage().nbytes()
+        for shard in model.gradients.parameter_shards
+    }
+    found = state_bytes(config, rank_parameters(config, VOCAB, 0), 1)
+    assert found[0] == weights
+    # Main gradients lie aligned in their buffer.
+    assert found[1] == pytest.approx(sum(gradients.values()), rel=0.01)
+    assert found[2] == sum(size for place, size in states.items() if place not in own)
+
+
+def test_recompute_of_the_feed_forward_part_forgets_its_inner_channels() -> None:
+    """Recompute of the dense feed-forward part keeps 3 F elements fewer for each token and layer."""
+    model = {**LLAMA, "num_attention_heads": 8, "ffn_hidden_size": 192}
+    kept = layer_bytes(tiny(model, {}, bf16=True), 0)
+    less = layer_bytes(tiny(model, {}, bf16=True, recompute_granularity="selective", recompute_modules=["mlp"]), 0)
+    assert kept - less == 32 * 3 * 192 * 2
+
+
+def gpt_13b(**training: Any) -> TrainConfig:
+    return build_config(
+        {
+            "model": {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40},
+            "parallel": {TP: 4, PP: 8},
+            "training": {"train_iters": 1, "seq_length": 2048, "global_batch_size": 512, "fp16": True, **training},
+            "optimizer": {"lr": 1e-4},
+        }
+    )
+
+
+def test_13b_on_32_v100_fits_with_full_recompute_only() -> None:
+    device = find_device("V100", 16)
+    assert device is not None
+    full = plan_run(gpt_13b(recompute_granularity="full", recompute_method="uniform"), 51200, device, 8, 4)
+    assert full.fits and full.why_not is None
+    plain = plan_run(gpt_13b(), 51200, device, 8, 4)
+    assert not plain.fits and not plain.cannot_fit
+    assert plain.why_not is not None and "activations" in plain.why_not
+    change = remedy(plain, 8, 4)
+    assert change is not None and change[1].fits
+
+
+def test_first_rank_of_1f1b_keeps_most_micro_batches() -> None:
+    ranks = memory_of_ranks(tiny(LLAMA, {PP: 2}), VOCAB, 2)
+    assert ranks[0].bytes_of["activations"] > ranks[1].bytes_of["activations"]
+    assert ranks[0].bytes_of["logits"] == 0 < ranks[1].bytes_of["logits"]
