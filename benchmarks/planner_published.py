@@ -1,9 +1,9 @@
 """Predicted speed beside published runs: ``python -m benchmarks.planner_published``.
 
 Rows: Narayanan et al. 2021 (arXiv:2104.04473), table 1: GPT on A100-80GB with full recompute, micro batch 1 assumed.
-Its TFLOP/s count the recomputed forward, 96 B s l h^2 (1 + s/6h + V/16lh), and so do the predictions here. The A100's share
-of its data sheet (trainer.planning.estimate.devices) was set after the rows with even numbers; the median is over the
-odd ones, counted from 1.
+Its TFLOP/s count the recomputed forward, 96 B s l h^2 (1 + s/6h + V/16lh), and so do the predictions here. The A100's
+share of its data sheet (trainer.planning.estimate.devices) was set after the rows with even numbers; the median is over
+the odd ones, counted from 1.
 """
 
 from __future__ import annotations
