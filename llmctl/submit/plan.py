@@ -146,7 +146,9 @@ def plan_submission(context: Context, request: Request) -> Plan:
 
 
 def _read_script(request: Request, path: Path | None) -> "ImportedScript | None":
-    """The config that a training script asks for; None for a config file."""
+    """The config that a training script asks for; None for a config file, or without any."""
+    if path is None and not request.script_arguments:
+        return None
     from llmctl.scripts.import_script import import_script, is_script, parse_given
 
     given = parse_given(request.script_arguments)

@@ -137,12 +137,6 @@ IGNORED: tuple[tuple[str, str], ...] = (
         no-mmap-bin-files num-dataset-builder-threads=1
         """,
     ),
-    (
-        "a step whose gradient is not finite is always skipped and counted",
-        """
-        no-check-for-nan-in-loss-and-grad
-        """,
-    ),
 )
 """Reason and flags: with ``=1`` a flag takes a value, with ``=+`` one or more."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainer.config.counted_flags import COUNTED
 from trainer.config.errors import ConfigError
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
 from trainer.config.sections import Section
@@ -54,6 +55,8 @@ def megatron_flag_problem(name: str, keys: Sequence[str]) -> str | None:
         alias = ALIASES[flag]
         value = "" if alias.value is None else f": {json.dumps(alias.value)}"
         return f"is Megatron-LM's --{flag}; use {alias.key}{value if alias.entry is None else f' with {alias.entry}'}"
+    if flag in COUNTED:
+        return f"is Megatron-LM's --{flag}; use {COUNTED[flag]}, in iterations"
     if flag in WITHOUT_EFFECT:
         return f"is Megatron-LM's --{flag}, which is no key here: {WITHOUT_EFFECT[flag].reason}; leave it out"
     return f"is Megatron-LM's --{flag}, which {_as_clause(REFUSED[flag])}" if flag in REFUSED else None

@@ -64,7 +64,8 @@ def test_json_has_every_field_by_a_stable_name(home, index, job, capsys):
     assert document["more"] == 0
     (seen,) = document["runs"]
     fields = """run_id name cluster state detail attempt nodes iteration train_iters loss tokens_per_s mfu eta_s
-        metrics_age_s started ended exit_code run_dir job_ids submission submitted attempts expected_start hosts"""
+        metrics_age_s started ended exit_code run_dir job_ids submission submitted attempts expected_start hosts
+        skipped_iterations nan_iterations"""
     assert sorted(seen) == sorted(fields.split())
     assert (seen["state"], seen["iteration"], seen["train_iters"], seen["nodes"]) == ("running", 2, 100, 2)
     assert (seen["run_dir"], seen["job_ids"]) == (str(run.path), [str(job.pid)])

@@ -99,8 +99,8 @@ OTHERS = {
         Case("gpt2", dp=4, zero=3, micro_batches=1),
         Case("gpt2", cp=2, tp=2, micro_batches=4),
     ),
-    "interleaved to zero2": (Case(pp=2, schedule="interleaved"), Case(dp=2, zero=2, micro_batches=2)),
-    "zero1 to zb-v": (Case(dp=4, zero=1, micro_batches=1), Case(pp=2, schedule="zb-v")),
+    "interleaved to zero2": (Case(pp=2, schedule="interleaved"), Case(dp=2, zero=2, micro_batches=2, layers=5)),
+    "zero1 to zb-v": (Case(dp=4, zero=1, micro_batches=1, layers=5), Case(pp=2, schedule="zb-v")),
     "experts": (Case("mixtral", dp=4, ep=4, zero=3, micro_batches=1), Case("mixtral", pp=2, tp=2)),
 }
 

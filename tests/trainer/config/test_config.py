@@ -54,7 +54,7 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         ({"model": {"rope_theta": 3}}, "model.rope_theta", "is Megatron-LM's --rope-theta; use model.rotary_base"),
         ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "is no key here: --attention-backend selects"),
         ({"parallel": {"nnodes": 2}}, "parallel.nnodes", "--nnodes, which is a flag of the launcher"),
-        ({"training": {"train_samples": 2}}, "training.train_samples", "use --train-iters"),
+        ({"training": {"train_samples": 2}}, "training.train_samples", "use training.train_iters"),
         ({"modl": {"num_layers": 3}}, "modl", "did you mean model?"),
         ({"zzzz": {"q": 3}}, "zzzz", "the sections are job, model, parallel"),
         ({"model": {"num_layers": 0}}, "model.num_layers", "greater than 0"),

@@ -251,14 +251,16 @@ def meeting_pairs() -> frozenset[Pair]:
     return frozenset(pairs)
 
 
-# First rows, which need more than two choices: a tied table, and tp ranks that share key and value heads, with sharded
-# gradients; whole experts on each replica.
+# First rows, which need more than two choices, each for a fault of tests.trainer.parity.mutations: a tied table, and tp
+# ranks that share key and value heads, with sharded gradients; whole experts on each replica; latent attention without
+# sequence parallelism.
 _BEGINNINGS: tuple[Mapping[str, Any], ...] = (
     {"mesh": "pp2xdp2", "model": "gpt2", "zero": "3"},
     {"mesh": "pp2xdp2", "model": "gpt2", "schedule": "1f1b", "zero": "1"},
     {"mesh": "dp2", "model": "sigmoid", "zero": "0", "ep": "1"},
     {"mesh": "tp2xdp2", "model": "capacity", "zero": "1"},
     {"mesh": "tp2xcp2", "model": "capacity", "zero": "3"},
+    {"mesh": "tp2", "model": "deepseek", "sp": False},
 )
 
 
