@@ -179,7 +179,7 @@ def test_a_template_is_added_on_request(vocabularies: Vocabularies, tmp_path: Pa
 
 
 def test_special_tokens_in_a_text_for_the_two_files_of_gpt2(vocabularies: Vocabularies) -> None:
-    """What transformers, and so Megatron-LM, makes of the text: the token; by default text stays text."""
+    """Tokens as transformers, and so Megatron-LM, gives them: the special token; by default its text stays text."""
     without = vocabularies.open("gpt2")
     settings = replace(vocabularies.settings("gpt2"), tokenizer_hf_include_special_tokens=True)
     text = "a<|endoftext|>b"
