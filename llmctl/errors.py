@@ -68,6 +68,10 @@ class SchedulerError(LlmctlError):
         self.stderr_tail = stderr_tail
 
 
+class ProgramMissing(SchedulerError):
+    """A program that the machine does not have, or does not let the user run."""
+
+
 class SubmissionLost(SchedulerError):
     """A submission that the scheduler may or may not have accepted; the run keeps its directory for a later search."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from llmctl.backends.base import NodeReport, QueueBackend
 from llmctl.context import ClusterSession
-from llmctl.errors import SchedulerError
+from llmctl.errors import ProgramMissing, SchedulerError
 from llmctl.runs.scheduler_query import last_line, run_with_retries
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.protocol import Transport, program_of
@@ -151,7 +151,7 @@ def _read_hosts(hosts: HostGroup) -> list[NodeReport]:
             return replace(read_machine(transport), name=host)
         except SchedulerError as error:
             problems.append(error)
-            return NodeReport(host, "down", "unreachable", reason=error.message)
+            return NodeReport(host, "down", "unreachable", reason="; ".join(error.message.splitlines()))
 
     found = hosts.on_each(hosts.hosts, read)
     if problems and len(problems) == len(found):
@@ -162,10 +162,8 @@ def _read_hosts(hosts: HostGroup) -> list[NodeReport]:
 def _lines(transport: Transport, argv: Sequence[str]) -> list[str]:
     try:
         result = transport.run(argv, timeout_s=_TIMEOUT_S)
-    except SchedulerError as error:
-        if error.transient:
-            raise
-        return []  # the program is missing, so there is no such GPU
+    except ProgramMissing:
+        return []  # without nvidia-smi there is no such GPU
     return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.exit_status == 0 else []
 
 

@@ -139,6 +139,17 @@ def release_lock(lock: int) -> None:
 
 
 @contextmanager
+def naming_full(path: str) -> Iterator[None]:
+    """Name ``path`` in an error about missing space; the system names no file, or the source of a copy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+@contextmanager
 def new_folder(folder: str) -> Iterator[str | None]:
     """Temporary folder to fill, renamed to ``folder`` at the end; None if ``folder`` exists.
 
@@ -151,18 +162,19 @@ def new_folder(folder: str) -> Iterator[str | None]:
     if target.is_dir():
         yield None
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
-    aside.mkdir()
-    try:
-        yield str(aside)
+    with naming_full(folder):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
+        aside.mkdir()
         try:
-            aside.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process was faster, with the same content
-                raise
-    finally:
-        shutil.rmtree(str(aside), ignore_errors=True)
+            yield str(aside)
+            try:
+                aside.rename(target)
+            except OSError:
+                if not target.is_dir():  # else another process was faster, with the same content
+                    raise
+        finally:
+            shutil.rmtree(str(aside), ignore_errors=True)
 
 
 def unpack(archive: str, folder: str) -> None:
@@ -202,7 +214,7 @@ def _write(file: FileWrite) -> None:
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as opened:
+        with naming_full(file.path), os.fdopen(descriptor, "wb") as opened:
             os.fchmod(descriptor, file.mode)
             opened.write(file.data)
             opened.flush()

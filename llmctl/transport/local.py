@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmctl.errors import RecordError, SchedulerError
+from llmctl.errors import ProgramMissing, RecordError, SchedulerError
 from llmctl.transport import commands, file_reads, file_writes, processes
 from llmctl.transport.processes import ProcessIdentity
 from llmctl.transport.protocol import CommandResult, program_of
@@ -119,7 +119,10 @@ class LocalTransport:
 
 def start_error(argv: Sequence[str], error: OSError) -> SchedulerError:
     """Error for a command that failed to start."""
-    return SchedulerError(f"{program_of(argv)}: cannot be started: {error.strerror}", transient=False, argv=argv)
+    # The shell's words for these are "command not found" and "permission denied".
+    is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError))
+    kind = ProgramMissing if is_missing else SchedulerError
+    return kind(f"{program_of(argv)}: cannot be started: {error.strerror}", transient=False, argv=argv)
 
 
 def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s: float) -> CommandResult:

@@ -149,6 +149,9 @@ def test_a_changed_host_key_is_refused(site: Site) -> None:
         assert refused.returncode == 4, refused.stdout
         assert "h2" in refused.stderr and str(site.hosts.known_hosts) in refused.stderr
         assert_nothing_left(site, "never")
+        nodes = {node["name"]: node for node in json.loads(site.llmctl("nodes", "--cluster", "lab", "--json"))["nodes"]}
+        assert [nodes[host]["state"] == "down" for host in site.hosts.names] == [False, True, False, False], nodes
+        assert nodes["h2"]["reason"].startswith("h2: ITS HOST KEY HAS CHANGED: ")
     finally:
         site.hosts.undo_rekey("h2")
 

@@ -160,7 +160,7 @@ def archive_for(folder: str) -> str | None:
 def append(path: str, data: bytes) -> None:
     """Append to a file, which is created if missing."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with file_writes.naming_full(path), os.fdopen(descriptor, "wb") as file:
         file.write(data)
 
 

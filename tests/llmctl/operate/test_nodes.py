@@ -8,7 +8,7 @@ import pytest
 from llmctl.backends.base import NodeReport
 from llmctl.cli.main import main
 from llmctl.context import ClusterSession
-from llmctl.errors import SchedulerError
+from llmctl.errors import ProgramMissing, SchedulerError
 from llmctl.operate.nodes import fold_names, group_nodes, read_machine, read_nodes, summarize
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.protocol import CommandResult
@@ -112,7 +112,7 @@ class Machine:
             text = "h1\n0-3,8-11\n4.00 3.00 2.00 1/200 3\nMemTotal:       16777216 kB\nMemFree:  1 kB\n"
             return CommandResult(0, text, "")
         if not self._has_gpus:
-            raise SchedulerError("nvidia-smi: cannot be started", transient=False)
+            raise ProgramMissing("nvidia-smi: cannot be started", transient=False)
         return CommandResult(0, "GPU-a\nGPU-b\n" if "--query-gpu=uuid" in argv else "GPU-b\nGPU-b\n", "")
 
 
@@ -132,15 +132,16 @@ def test_the_local_cluster_is_one_node(tmp_path, monkeypatch, capsys):
     assert document["nodes"][0]["cores"] > 0
 
 
-def test_an_unreachable_host_is_down_and_the_others_are_read():
+@pytest.mark.parametrize("transient", [True, False], ids=["down", "key changed"])
+def test_an_unreachable_host_is_down_and_the_others_are_read(transient):
     class Away(Machine):
         def run(self, *_, **__):
-            raise SchedulerError("h2: no route to host", transient=True)
+            raise SchedulerError("h2: no route to host\nis it up?", transient=transient)
 
     profile = SimpleNamespace(scheduler="ssh")
     group = HostGroup({"h1": Machine(), "h2": Away()})
     found = read_nodes(ClusterSession(profile, group, None))
     assert [(node.name, node.state) for node in found] == [("h1", "mixed"), ("h2", "down")]
-    assert "no route to host" in found[1].reason
+    assert found[1].reason.startswith("h2: no route to host; is it up? (trying again ")
     with pytest.raises(SchedulerError, match="no route"):
         read_nodes(ClusterSession(profile, HostGroup({"h2": Away()}), None))

@@ -2,17 +2,19 @@
 
 import errno
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from llmctl.errors import RecordError, SchedulerError
+from llmctl.errors import ProgramMissing, RecordError, SchedulerError
 from llmctl.transport.file_reads import FilePart, FileRead
-from llmctl.transport.file_writes import FileWrite
+from llmctl.transport.file_writes import FileWrite, new_folder
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, is_alive
+from llmctl.transport.ssh.agent_program import append
 from tests.llmctl.transport.agents import PipeRoute, agent
 from tests.waiting import HANG_S, wait_for
 
@@ -186,3 +188,23 @@ def test_processes_of_a_run(transport, tmp_path):
 
 def test_the_home_directory(transport):
     assert transport.home() == str(Path.home())
+
+
+def test_missing_space_names_the_destination(tmp_path):
+    (tmp_path / "source").write_bytes(b"x")
+    with pytest.raises(OSError, match="No space left on device") as caught, new_folder(str(tmp_path / "code")):
+        shutil.copy(tmp_path / "source", "/dev/full")
+    assert caught.value.filename == str(tmp_path / "code")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        append("/dev/full", b"x")
+    assert caught.value.filename == "/dev/full"
+
+
+def test_a_program_that_cannot_be_run_is_told_from_other_errors(transport, tmp_path):
+    (tmp_path / "plain").write_text("")
+    for program in ("no-such-program", str(tmp_path / "plain"), str(tmp_path / "plain" / "below")):
+        with pytest.raises(ProgramMissing, match="cannot be started"):
+            transport.run([program], timeout_s=HANG_S)
+    with pytest.raises(SchedulerError, match="cannot be started: Argument list too long") as caught:
+        transport.run(["true", "x" * (1 << 22)], timeout_s=HANG_S)
+    assert not isinstance(caught.value, ProgramMissing)
