@@ -10,6 +10,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A job's name becomes a folder name and a scheduler's job name."""
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=,-]{0,127}")
 """Groups, queues, resource types and reservations: such words need no quotes in a directive."""
+WORD_RULE = "use letters, digits and ._:@/+=,- after a letter or digit"
 
 
 class JobError(ValueError):
@@ -76,7 +77,7 @@ class JobSpec:
         for key in ("group", "resource_type", "queue", "reservation"):
             word = getattr(self, key)
             if word is not None and not WORD.fullmatch(word):
-                raise JobError(key, f"{word!r} is not valid: use letters, digits and ._:@/+=,- after a letter or digit")
+                raise JobError(key, f"{word!r} is not valid: {WORD_RULE}")
         for name, _ in self.env:
             if not VARIABLE.fullmatch(name):
                 raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")
@@ -85,8 +86,10 @@ class JobSpec:
                 # The text after "=" is a value that its owner meant to hide.
                 shown = name.partition("=")[0]
                 raise JobError("secrets", f"{shown!r}: give the name of a variable alone, never its value")
-        if any("\0" in text for text in (*(value for _, value in self.env), *self.command)):
-            raise JobError("env", "a value contains a NUL character, which the operating system does not allow")
+        given = {"env": dict(self.env).values(), "command": self.command, "mounts": self.mounts, "code": self.code}
+        for key, texts in {**given, "container": (self.container or "",)}.items():
+            if any("\0" in text for text in texts):
+                raise JobError(key, "a value contains a NUL character, which the operating system does not allow")
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "JobSpec":

@@ -3,52 +3,18 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from llmctl.errors import ProfileError, UsageError
 from llmctl.paths import UserFolders, profile_files
-from llmctl.site.job import VARIABLE, JobError, parse_time
 from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends
+from llmctl.site.profile_values import Interface, Line, SshName, Time, Variables, Word
 
 SCHEDULERS = ("slurm", "sge", "pbs", "lsf", "ssh", "local")
 """Valid names for ``scheduler:``, besides those of installed packages; llmctl.backends has one row for each."""
-_SSH_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]{0,254}$"
-
-
-def _seconds(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return parse_time(value)
-        except JobError as error:
-            raise ValueError(error.problem) from None
-    return value
-
-
-Time = Annotated[int | None, BeforeValidator(_seconds)]
-"""Seconds; files write them as ``H:M:S``."""
-
-
-def _variable_names(env: dict[str, str]) -> dict[str, str]:
-    wrong = next((name for name in env if not VARIABLE.fullmatch(name)), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong!r} cannot be the name of a variable")
-    return env
-
-
-Variables = Annotated[dict[str, str], AfterValidator(_variable_names)]
-"""Variable names and values."""
 
 
 class _Part(BaseModel):
@@ -87,7 +53,7 @@ class PortRule(_Part):
 class RendezvousProfile(_Part):
     """Rendezvous of a job's ranks: interface and ports."""
 
-    interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:-]{1,32}$")
+    interface: Interface | None = None
     """Network interface of the head node's IPv4 address. Unset: the interface towards the other nodes."""
     ports: tuple[int, int] = (20000, 29999)
     """First and last port to try. Below Linux's ephemeral ports, so that no client socket uses them."""
@@ -105,9 +71,9 @@ class RendezvousProfile(_Part):
 class LoginProfile(_Part):
     """Machine that runs the cluster's commands. Without ``host``, this machine is a login node."""
 
-    host: str | None = Field(default=None, pattern=_SSH_NAME)
+    host: SshName | None = None
     """As the ssh command knows the host: a name, an alias of ~/.ssh/config or user@name."""
-    proxy_jump: str | None = Field(default=None, pattern=_SSH_NAME)
+    proxy_jump: SshName | None = None
     """Jump host, if ~/.ssh/config names none."""
     python: str | None = None
     """Python 3.7 or later on the login node. Unset: the first one found there."""
@@ -128,13 +94,13 @@ class ResourceType(_Part):
     gpu_memory_gib: float | None = Field(default=None, gt=0)
     gpu: str | None = None
     """Common GPU name, such as H200; doctor compares this GPU with the architectures of torch's build."""
-    gpu_type: str | None = None
+    gpu_type: Word | None = None
     """The scheduler's name of the GPU, if required (Slurm: ``--gpus-per-node=TYPE:N``)."""
-    queue: str | None = None
+    queue: Word | None = None
     """Queue or partition of this kind of node."""
     points_per_hour: float | None = Field(default=None, ge=0)
     """Cost of one node for one hour, in the site's units."""
-    options: tuple[str, ...] = ()
+    options: tuple[Line, ...] = ()
     """Further directives for jobs on this kind of node, one line each, without the scheduler's prefix."""
     env: Variables = {}
     """Variables of jobs on this kind of node; they override the cluster's."""
@@ -168,8 +134,8 @@ class QueueLimits(_Part):
 class DefaultsProfile(_Part):
     """Defaults for values that a job does not set."""
 
-    resource_type: str | None = None
-    queue: str | None = None
+    resource_type: Word | None = None
+    queue: Word | None = None
     time: Time = None
     """Time limit passed to the scheduler. Unset: the site's own default."""
     priority: int | None = None
@@ -236,23 +202,23 @@ class ClusterProfile(_Part):
     """Site message, shown once to each user of the cluster."""
     scheduler: str
     login: LoginProfile = LoginProfile()
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[SshName, ...] = ()
     """ssh: the machines, head node first, as the ssh command knows them."""
     shared: bool = True
     """ssh: true if runs_root is one folder shared by all hosts."""
     runs_root: str | None = Field(default=None, min_length=1)
     """Folder of the run directories, on the file system shared by the nodes. ``~`` is the home directory."""
-    group: str | None = None
+    group: Word | None = None
     """Group, project or account to bill."""
     group_required: bool = False
     group_option: Literal["-P", "-A", "-G", "-W group_list"] | None = None
     """PBS and LSF (-P, -G): option that names the group at this site. Unset: -P. Other schedulers have one option."""
     work_area: str | None = None
     """The site's place for runs, offered by ``clusters setup``; ``{group}`` and ``{user}`` are filled in."""
-    resource_types: dict[str, ResourceType] = {}
+    resource_types: dict[Word, ResourceType] = {}
     limits: LimitsProfile = LimitsProfile()
     defaults: DefaultsProfile = DefaultsProfile()
-    options: tuple[str, ...] = ()
+    options: tuple[Line, ...] = ()
     """Further directives for every job, one line each, without the scheduler's prefix."""
     environment: EnvironmentProfile = EnvironmentProfile()
     rendezvous: RendezvousProfile = RendezvousProfile()
@@ -376,7 +342,7 @@ def _profile_error(error: ValidationError, owner: Mapping[str, Path], fallback: 
     # A misspelt key comes first: it may be the reason why another key is missing.
     problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
     file = next((owner[known] for known in (key, key.rpartition(".")[0]) if known in owner), fallback)
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.5)

@@ -1,10 +1,11 @@
 """``--after RUN`` and ``--after any:RUN``: the jobs that a new job waits for."""
 
+import re
 from dataclasses import dataclass
 
 from llmctl.backends import load_queue_backend
 from llmctl.context import ClusterSession, Context
-from llmctl.errors import UsageError
+from llmctl.errors import RecordError, UsageError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import find_attempts
 from llmctl.runs.observe import observe_run
@@ -12,6 +13,8 @@ from llmctl.runs.record import RunRecord
 from llmctl.site.profile import ClusterProfile
 
 _ANY = "any:"
+_JOB_ID = re.compile(r"\w[\w.:@+=,\[\]-]*")
+"""Ids that a directive holds without quotes. A record may have been changed, and Flux has letters beyond ASCII."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ def find_dependencies(context: Context, after: str, profile: ClusterProfile, *, 
     jobs = record.submissions[-1].jobs if record.submissions else ()
     if not jobs:
         raise UsageError(f"--after {after}: {entry.run_id} has no job to wait for; see llmctl status {entry.run_id}")
+    wrong = next((job.job_id for job in jobs if not _JOB_ID.fullmatch(job.job_id)), None)
+    if wrong is not None:
+        raise RecordError(f"{record.run_dir}/run.json: {wrong!r} cannot be the id of a job; submit without --after")
     backend = load_queue_backend(profile.scheduler)
     warnings: tuple[str, ...] = ()
     if not is_any and backend is not None and not backend.tells_ends_apart:
