@@ -56,6 +56,12 @@ def test_weight_gradients_are_deferred_with_recomputed_activations(ranks, serial
     assert problems(case, compare(ranks, serials, case)) == []
 
 
+def test_auxiliary_losses_are_a_mean_over_the_micro_batches_of_all_replicas(ranks, serials):
+    """Without the number of replicas in the divisor, two replicas add the whole loss of the router twice."""
+    case = Case(model="mixtral", dp=2, micro_batches=2)
+    assert problems(case, compare(ranks, serials, case)) == []
+
+
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
 def test_schedules_of_a_single_rank(ranks, serials, schedule):
     """All messages stay on the rank itself; the sums are the same."""
