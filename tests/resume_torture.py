@@ -21,6 +21,8 @@ from pathlib import Path
 
 from tests.rank_server import rank_context
 from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_iterations, damage, find_latest
+from trainer.checkpoint.metadata import load_metadata
+from trainer.checkpoint.resume import OTHER_KERNELS
 
 TRAIN_ITERS = 20
 DEADLINE_S = 240.0
@@ -79,6 +81,24 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def build_kernels():
+    """Build the kernels, if they are missing.
+
+    An attempt waits for them for a limited time, and then trains on torch's operations, which round otherwise. On a
+    busy machine one attempt would give up, and the next would find them.
+    """
+    builder = rank_context().Process(target=_build)
+    builder.start()
+    # Without a compiler the build fails, and all attempts train on torch's operations.
+    builder.join()
+
+
+def _build():
+    from trainer.__main__ import main
+
+    sys.exit(main(["kernels", "build"]))
 
 
 def run_rank(run, number, rank, port):
@@ -185,6 +205,17 @@ def last_checkpoint(run):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.safetensors"))}
 
 
+def last_kernels(run):
+    """The kernels of the last checkpoint; raises AssertionError if an attempt had others than the one before.
+
+    The kernels depend on the machine. With others a resumed run rounds otherwise, which is no fault of the resume.
+    """
+    for path in sorted(run.glob("attempts/*/rank-00000.log")):
+        changed = [line for line in path.read_text().splitlines() if line.startswith(OTHER_KERNELS)]
+        assert not changed, f"{path.parent}: {changed[0]}"
+    return load_metadata(checkpoint_path(run / "checkpoints", TRAIN_ITERS)).kernels
+
+
 @dataclass
 class Torture:
     """Run the seeds, with one uninterrupted run per variant for comparison."""
@@ -194,12 +225,14 @@ class Torture:
     references: dict = field(default_factory=dict)
 
     def reference(self, variant):
-        """Metrics and checkpoint of the uninterrupted run."""
+        """Kernels, metrics and checkpoint of the uninterrupted run."""
+        if not self.references:
+            build_kernels()
         if variant not in self.references:
             run = self.start(f"reference {variant}", variant)
             with Attempt(run, 1) as attempt:
                 assert attempt.finish() == "completed"
-            self.references[variant] = rows(run), last_checkpoint(run)
+            self.references[variant] = last_kernels(run), rows(run), last_checkpoint(run)
         return self.references[variant]
 
     def start(self, name, variant):
@@ -213,7 +246,7 @@ class Torture:
         """Interrupt, resume, compare; raises AssertionError on any difference."""
         draw = random.Random(seed)
         variant = list(VARIANTS)[seed % len(VARIANTS)]
-        metrics, tensors = self.reference(variant)
+        kernels, metrics, tensors = self.reference(variant)
         run = self.start(f"seed {seed}", variant)
         number = 0
         for _ in range(draw.randint(1, 3)):
@@ -223,6 +256,8 @@ class Torture:
             self.check_checkpoints(run)
         with Attempt(run, number + 1) as attempt:
             assert attempt.finish() == "completed"
+        used = last_kernels(run)
+        assert used == kernels, f"seed {seed} ({variant}): kernels {used} instead of {kernels}"
         found = rows(run)
         assert found.keys() == metrics.keys(), f"seed {seed}: other iterations logged: {sorted(found)}"
         for key, row in metrics.items():

@@ -98,6 +98,7 @@ class CheckpointMetadata:
         loss_scaler: state of the loss scaler.
         tensors: kind (``model``, ``master``, a moment) -> global name -> tensor.
         files: name -> bytes.
+        kernels: operation -> label of its backend in the run that wrote the checkpoint; empty if not recorded.
         checksums: name -> checksums of the file's blocks; empty for a checkpoint of a release without them.
     """
 
@@ -109,6 +110,7 @@ class CheckpointMetadata:
     loss_scaler: Mapping[str, Any] | None
     tensors: Mapping[str, Mapping[str, StoredTensor]] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    kernels: Mapping[str, str] = field(default_factory=dict)
     checksums: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
@@ -132,6 +134,7 @@ class CheckpointMetadata:
         }
         plain = {key: getattr(self, key) for key in _PLAIN}
         values = {"format": FORMAT, "version": VERSION, "iteration": self.iteration, **plain, "tensors": tensors}
+        values["kernels"] = self.kernels
         values["checksums"] = {"algorithm": _ALGORITHM, "block_bytes": BLOCK_BYTES, "files": self.checksums}
         return {**values, METADATA_CHECKSUM: checksum_of_metadata(values)}
 
@@ -162,6 +165,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
             for kind, named in values["tensors"].items()
         }
         plain = {key: values[key] for key in _PLAIN}
+        kernels = dict(values.get("kernels", {}))
         checksums = _known_checksums(values)
         is_sound = is_metadata_sound(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -169,7 +173,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
         raise DamagedCheckpointError(problem) from None
     if not is_sound:
         raise DamagedCheckpointError(f"{checkpoint / METADATA} is damaged: it has altered bytes")
-    return CheckpointMetadata(tensors=tensors, checksums=checksums, **plain)
+    return CheckpointMetadata(tensors=tensors, kernels=kernels, checksums=checksums, **plain)
 
 
 def _known_checksums(values: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:

@@ -5,7 +5,7 @@ A run starts from its own latest checkpoint, a start point, or none.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from trainer.parallel_model import ParallelModel
     from trainer.process.progress import TrainingProgress
 
+OTHER_KERNELS = "kernels have changed since the checkpoint"
+"""Start of the report of rank 0."""
 _NOTHING, _OWN, _START_POINT, _HUB_FOLDER, _FAILED = range(5)
 
 # Keys of the model section that no tensor's shape reveals.
@@ -125,6 +127,7 @@ def restore(
     optimizer: MixedPrecisionOptimizer,
     progress: TrainingProgress,
     device: torch.device,
+    kernels: Mapping[str, str] | None = None,
 ) -> Path | None:
     """Load the run's start checkpoint; returns its path, None without one.
 
@@ -132,6 +135,15 @@ def restore(
     the start point only. A Hugging Face folder, or a checkpoint that was imported from one, gives only the weights.
     Collective: all ranks; rank 0 chooses, so that ranks cannot choose differently on a file system that shows them
     different files.
+
+    Args:
+        config: the run's config.
+        save: folder of the run's own checkpoints; None: nothing is saved.
+        model: receives the weights.
+        optimizer: receives its state.
+        progress: receives the progress of the run.
+        device: device of the messages between ranks.
+        kernels: operation -> label of its backend. Rank 0 reports the differences from a run that is resumed.
 
     Raises:
         CheckpointError: the chosen checkpoint cannot be read or has another model.
@@ -157,6 +169,8 @@ def restore(
         model.gradients.wait_for_weights()
     elif metadata is not None:
         resume_optimizer(metadata, model, optimizer)
+    if model.mesh.rank == 0 and source == _OWN and metadata is not None and kernels:
+        _report_other_kernels(metadata.kernels, kernels)
     if metadata is None or (source == _START_POINT and (checkpoint.finetune or metadata.is_imported)):
         return path
     seed = progress.seed
@@ -167,6 +181,20 @@ def restore(
     if source == _START_POINT and checkpoint.no_load_rng:
         progress.seed = seed
     return path
+
+
+def _report_other_kernels(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Print the operations whose backend has changed since the checkpoint, with the consequence."""
+    changed: dict[tuple[str, str], list[str]] = {}
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            changed.setdefault((before[name], now[name]), []).append(name)
+    if changed:
+        parts = [f"{', '.join(sorted(names))}: {new} instead of {old}" for (old, new), names in sorted(changed.items())]
+        print(
+            f"{OTHER_KERNELS}: {'; '.join(parts)}; results differ by rounding from those of an uninterrupted run",
+            flush=True,
+        )
 
 
 class _Read(NamedTuple):

@@ -9,9 +9,9 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,6 +74,7 @@ class CheckpointWriter:
     Attributes:
         attempt: number of the run's attempt; marks temporary folders.
         device: device of the small tensors of collectives.
+        kernels: operation -> label of its backend, for the metadata.
     """
 
     root: Path
@@ -81,6 +82,7 @@ class CheckpointWriter:
     vocab_size: int
     attempt: int
     device: torch.device
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self, rank: int) -> None:
         """Make the folder and remove leftovers of dead attempts.
@@ -270,6 +272,7 @@ class CheckpointWriter:
             loss_scaler=optimizer.loss_scaler.state() if with_optimizer else None,
             tensors=tensors,
             files=files,
+            kernels=self.kernels,
             checksums=checksums,
         )
         with (temporary / METADATA).open("w", encoding="utf-8") as file:

@@ -216,11 +216,12 @@ def _build_loop(
     optimizer = MixedPrecisionOptimizer(config, model)
     save = _save_root(config, run)
     number = run.attempt if run is not None else 1
-    writer = CheckpointWriter(save, config, data.vocab_size, number, device) if save is not None else None
+    labels = selection.labels
+    writer = CheckpointWriter(save, config, data.vocab_size, number, device, labels) if save is not None else None
     if writer is not None:
         writer.prepare(mesh.rank)
     attempt.heartbeat.beat(0, "loading")
-    restored = restore(config, save, model, optimizer, progress, device)
+    restored = restore(config, save, model, optimizer, progress, device, labels)
     data.use_library(loaded_path())
     loader = _build_loader(config, mesh, data, progress, device)
     resources.callback(loader.close)

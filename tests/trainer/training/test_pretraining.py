@@ -8,6 +8,7 @@ import pytest
 from tests.resume_torture import Attempt, config_of, last_row, rows, wait_until
 from tests.waiting import HANG_S
 from trainer.checkpoint.directory import complete_iterations
+from trainer.checkpoint.resume import OTHER_KERNELS
 from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.tokenizers.null import NullTokenizer
 
@@ -175,6 +176,21 @@ def test_a_run_continues_on_another_layout_to_the_same_losses(tmp_path):
     for (iteration, is_validation), row in expected.items():
         key = "valid_loss" if is_validation else "lm_loss"
         assert found[iteration, is_validation][key] == pytest.approx(row[key], abs=1e-5)
+
+
+def test_a_resume_with_other_kernels_is_reported(tmp_path):
+    def resume(number, adamw, exit_at):
+        training = {"kernel_backend": "reference", "kernel_backends": {"adamw": adamw}, "exit_interval": exit_at}
+        with start(tmp_path / "run", "tp2", number, training=training) as attempt:
+            assert attempt.finish() == "stopped"
+        return [line for line in log(tmp_path / "run", number=number).splitlines() if line.startswith(OTHER_KERNELS)]
+
+    assert resume(1, "reference", 2) == []
+    assert resume(2, "torch", 3) == [
+        f"{OTHER_KERNELS}: adamw: torch instead of reference; results differ by rounding from those of an "
+        "uninterrupted run"
+    ]
+    assert resume(3, "torch", 4) == []
 
 
 def test_labels_that_count_are_counted_once_in_every_layout(tmp_path):

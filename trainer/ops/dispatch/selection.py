@@ -65,6 +65,16 @@ class KernelSelection:
     in_cpu_memory: KernelSelection | None = None
     notes: Sequence[str] = ()
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Operation -> backend with its details, to compare two attempts of a run."""
+        own = {
+            name: f"{backend} ({self.described[backend]})" if backend in self.described else backend
+            for name, backend in self.backends.items()
+        }
+        there = {} if self.in_cpu_memory is None else self.in_cpu_memory.labels
+        return own | {f"{name} in CPU memory": label for name, label in there.items()}
+
     def lines(self, where: str = "") -> list[str]:
         """Report lines: the selection, and each reason for a fallback.
 

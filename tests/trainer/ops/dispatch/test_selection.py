@@ -64,6 +64,7 @@ def test_native_comes_first_if_available(dtype):
     found = chosen({"rms_norm": AUTO}, dtype=dtype)
     assert found.backends == {"rms_norm": "native"}
     assert found.lines() == [f"kernels: native ({ALL_THERE.described['native']}) for rms_norm"]
+    assert found.labels == {"rms_norm": f"native ({ALL_THERE.described['native']})"}
     assert found.kernels[RMS_NORM] is RMS_NORM.implementations["native"].function
 
 
@@ -232,7 +233,7 @@ def choose_for_both_memories(rank, world_size):
     on_gpu = KernelSelection(Kernels(), {"adamw": "reference"}, {}, {})
     availability = Availability({}, {}, in_cpu_memory=NO_COMPILER)
     both = with_cpu_memory(on_gpu, {"adamw": AUTO}, availability, CPU)
-    return both.kernels[ADAMW].__name__, both.kernels.in_cpu_memory[ADAMW].__name__, both.lines()
+    return both.kernels[ADAMW].__name__, both.kernels.in_cpu_memory[ADAMW].__name__, both.lines(), both.labels
 
 
 def test_backends_in_cpu_memory_are_chosen_for_the_cpu(ranks):
@@ -241,7 +242,8 @@ def test_backends_in_cpu_memory_are_chosen_for_the_cpu(ranks):
         "kernels in CPU memory: torch for adamw",
         "kernels in CPU memory: adamw: torch instead of native: no C++ compiler was found",
     ]
-    assert ranks.run(choose_for_both_memories) == [("_reference", "_torch", expected)] * 2
+    labels = {"adamw": "reference", "adamw in CPU memory": "torch"}
+    assert ranks.run(choose_for_both_memories) == [("_reference", "_torch", expected, labels)] * 2
 
 
 @pytest.mark.parametrize(
