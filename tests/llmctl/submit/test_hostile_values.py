@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import yaml
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import JobRequest
 from llmctl.cli.main import main
-from llmctl.errors import ProfileError
+from llmctl.errors import ProfileError, SchedulerError
 from llmctl.paths import CLUSTER_NAME
 from llmctl.runs.record import RUN_ID, RunIndex
 from llmctl.site.job import NAME, VARIABLE, WORD, JobError, JobSpec
@@ -152,6 +153,46 @@ def test_other_values_of_a_script_are_plain(home, capsys, name):
             said = refusal(capsys, "slurm", f"{flags[name]}={value}", code=5 if name == "after" else 2)
             assert "no run is called" in said if name == "after" else said.startswith(f"llmctl: {flags[name]}")
     check_nothing_written(home)
+
+
+def test_the_value_of_a_secret_is_not_shown():
+    with pytest.raises(JobError, match="never its value") as caught:
+        JobSpec(name="n", secrets=("TOKEN=hunter2",))
+    assert "TOKEN" in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
+def test_names_of_images_and_flags_of_mounts_are_plain(home, capsys, runtime):
+    write_profile(home, "slurm", container={"runtime": runtime})
+    image, mount = "nvcr.io#nvidia/pytorch:25.09-py3", "/data:/data:ro"
+    assert main(["submit", "--cluster=slurm", "--dry-run", f"--container={image}", f"--mount={mount}", "--", "a"]) == 0
+    capsys.readouterr()
+    for value in GIVEN:
+        if "#" not in value:
+            said = refusal(capsys, "slurm", f"--container={value}", code=2)
+            assert said.startswith("llmctl: --container: "), value
+        if runtime == "pyxis" and not value.startswith("-"):
+            said = refusal(capsys, "slurm", f"--container={image}", f"--mount=/a:/b:{value}", code=2)
+            assert said.startswith("llmctl: --mount: "), value
+    check_nothing_written(home)
+
+
+ANSWERS = {
+    "slurm": ("{}\n", "Submitted batch job {}\n"),
+    "sge": ('Your job {} ("x") has been submitted\n', "{}\n"),
+    "pbs": ("{}.pbs1\n", "12.{}\n"),
+    "lsf": ("Job <{}> is submitted to queue <normal>.\n",),
+}
+
+
+@pytest.mark.parametrize("scheduler", QUEUES)
+def test_the_id_in_the_answer_of_a_scheduler_is_plain(scheduler):
+    queue = load_queue_backend(scheduler)
+    for answer in ANSWERS[scheduler]:
+        assert queue.parse_job_id(answer.format(1)) in ("1", "1.pbs1", "12.1")
+        for value in HOSTILE.values():
+            with suppress(SchedulerError):
+                assert re.fullmatch(r"\w[\w.-]*", queue.parse_job_id(answer.format(f"1{value}"))), value
 
 
 def test_the_id_of_a_job_to_wait_for_is_plain(home, capsys):

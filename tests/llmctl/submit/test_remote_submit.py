@@ -114,6 +114,8 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     secret = there / "runs/.secrets/r.1"
     assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (b"TOKEN\0s3cret\0", 0o600)
     assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
+    modes = {name: stat.S_IMODE((there / "runs" / name).stat().st_mode) for name in ("r", "r/run.json", "r/job.sh")}
+    assert modes == {"r": 0o700, "r/run.json": 0o600, "r/job.sh": 0o700}
     assert json.loads((there / "runs/r/job.json").read_text())["secrets_file"] == str(secret)
     everything = [path for path in (there / "runs/r").rglob("*") if path.is_file() and path.name != "activate"]
     assert not [path for path in everything if b"s3cret" in path.read_bytes()]
@@ -207,6 +209,8 @@ def test_a_job_without_a_written_record_is_reported_as_submitted(context, tmp_pa
     with pytest.raises(RecordError, match="r was submitted as job 100, but its record could not be written"):
         execute_plan(plan(context), context)
     assert RunRecord.load(there / "runs/r", context.connections["far"]).submissions[0].jobs == ()
+    # As written before the job was started.
+    assert stat.S_IMODE((there / "runs/r/run.json").stat().st_mode) == 0o600
     assert [entry.job_ids for entry in context.index.entries()] == [("100",)]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from llmctl.errors import ProgramMissing, RecordError, SchedulerError
 from llmctl.transport.file_reads import FilePart, FileRead
-from llmctl.transport.file_writes import FileWrite, new_folder
+from llmctl.transport.file_writes import FileWrite, new_folder, write_files
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, is_alive
 from llmctl.transport.ssh.agent_program import append
@@ -114,6 +114,20 @@ def test_files_are_written_whole_with_their_mode(transport, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o600
     assert names(path.parent) == [path.name]
+
+
+def test_a_file_is_its_owners_alone_until_it_has_its_mode(tmp_path, monkeypatch):
+    """A secret on its way must not be readable, not even for an instant, nor its folder."""
+    seen, set_mode = [], os.fchmod
+    monkeypatch.setattr(os, "fchmod", lambda file, mode: (seen.append(os.fstat(file).st_mode), set_mode(file, mode)))
+    before = os.umask(0)
+    try:
+        write_files([FileWrite(str(tmp_path / "new/a"), b"s3cret"), FileWrite(str(tmp_path / "b"), b"", 0o644)])
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(mode) for mode in seen] == [0o600, 0o600]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {"new": 0o700, "a": 0o600, "b": 0o644}
 
 
 def test_errors_have_number_text_and_file(transport, tmp_path):
