@@ -216,6 +216,22 @@ def test_a_run_without_a_record_is_ended_by_name(cluster, capsys):
     assert "run.json: is not there" in cancel(capsys, code=5)
 
 
+def test_a_run_without_a_record_stays_while_the_scheduler_does_not_answer(cluster, capsys):
+    made = cluster.run()
+    (made.path / "run.json").unlink()
+    cluster.backend.says("queue", "17|RUNNING|job-demo-1")
+    cluster.backend.fails("queue", "no route to it")
+    assert "demo-1: nothing was ended: " in cancel(capsys, code=4)
+    assert cluster.backend.calls("cancel") == []
+
+
+def test_a_run_that_is_being_submitted_is_not_called_ended(cluster, capsys):
+    made = cluster.run(job_id=None, age_s=0.0)
+    assert "demo-1 is being submitted at this moment" in cancel(capsys, code=4)
+    assert requested(made) is None
+    assert cluster.backend.calls("cancel") == []
+
+
 def test_an_ended_run_stays_unchanged(cluster, capsys):
     made = cluster.run()
     leave(made.start_attempt(), "completed")

@@ -18,6 +18,7 @@ from llmctl.errors import ProfileError, SchedulerError
 from llmctl.paths import CLUSTER_NAME
 from llmctl.runs.record import RUN_ID, RunIndex
 from llmctl.site.job import NAME, VARIABLE, WORD, JobError, JobSpec
+from llmctl.site.overlay_file import changed_text
 from llmctl.site.profile import (
     ClusterProfile,
     DefaultsProfile,
@@ -28,6 +29,7 @@ from llmctl.site.profile import (
 )
 from tests.llmctl.run_directories import make_run
 from tests.llmctl.scripts.script_cases import render_case
+from trainer.config.task_files import task_file_problem
 
 HOSTILE = {
     "space": "a b",
@@ -56,6 +58,7 @@ HOSTILE = {
     "wide letter": "\uff41",
     "wide digit": "\uff11",
     "Cyrillic letter": "\u0430",
+    "Cyrillic letter inside": "p\u0430y",
     "empty": "",
 }
 SCHEDULERS = ("slurm", "sge", "pbs", "lsf", "ssh", "local")
@@ -152,6 +155,17 @@ def test_other_values_of_a_script_are_plain(home, capsys, name):
         elif value in GIVEN:
             said = refusal(capsys, "slurm", f"{flags[name]}={value}", code=5 if name == "after" else 2)
             assert "no run is called" in said if name == "after" else said.startswith(f"llmctl: {flags[name]}")
+    check_nothing_written(home)
+
+
+def test_a_tag_of_yaml_runs_nothing(home, capsys):
+    made = home / "work/made"
+    tag = f"!!python/object/apply:os.mkdir [{made}]"
+    assert "is not YAML" in refusal(capsys, "slurm", "--set", f"job.queue={tag}", code=2)
+    (home / "config/llmctl/clusters/slurm.yaml").write_text(f"scheduler: slurm\nruns_root: {tag}\n")
+    assert "is not valid YAML" in refusal(capsys, "slurm", code=3)
+    assert changed_text(f"notice: {tag}\n", {("runs_root",): "/runs"}) is None
+    assert task_file_problem(f"task: {tag}\n".encode()) is None
     check_nothing_written(home)
 
 

@@ -97,12 +97,21 @@ def test_processes_of_a_run_by_environment_session_and_descent(run_dir):
 
 
 def test_a_run_started_from_within_a_run_is_another_run(run_dir):
-    script = f"LLMCTL_RUN_DIR={run_dir}-inner sleep 6100 & wait"
+    """Neither its own children nor orphans in its session belong to the outer run."""
+    sleep = f"LLMCTL_RUN_DIR={run_dir}-inner sleep"
+    script = f"({sleep} 6100 &); {sleep} 6200 & wait"
     with started("bash", "-c", script, LLMCTL_RUN_DIR=run_dir) as outer:
-        inner = wait_for(lambda: processes_of_run(run_dir + "-inner"), "the inner run")
-        found = pids(processes_of_run(run_dir))
-        assert outer.pid in found
-        assert not found & pids(inner)
+
+        def inner():
+            found = processes_of_run(run_dir + "-inner")
+            parents = [read_stat(identity.pid).parent for identity in found]
+            return pids(found) if len(parents) == 2 and parents.count(outer.pid) == 1 else None
+
+        others = wait_for(inner, "the inner run, and its orphan")
+        for leaders in ([], [identify(outer.pid)]):
+            found = pids(processes_of_run(run_dir, leaders))
+            assert outer.pid in found
+            assert not found & others
 
 
 def test_processes_get_time_to_end_cleanly(run_dir, tmp_path):

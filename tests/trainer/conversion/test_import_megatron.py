@@ -185,6 +185,16 @@ def test_a_program_in_the_arguments_is_not_run(llama, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+def test_a_program_in_place_of_a_tensor_is_not_run(llama, tmp_path, capsys):
+    shutil.copytree(llama / "megatron", tmp_path / "megatron")
+    file = tmp_path / "megatron/iter_0000100/__0_0.distcp"
+    program = pickle.dumps(Command(tmp_path / "made"), protocol=2)
+    file.write_bytes(program + file.read_bytes()[len(program) :])
+    assert command.main(["import", str(tmp_path / "megatron"), "--output", str(tmp_path / "native")]) == 3
+    assert f"{file}: " in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("mp_rank_00", "in the format torch,"), ("common.pt", "in the format zarr,")]
 )

@@ -226,6 +226,38 @@ def test_nothing_is_used_from_a_folder_that_others_may_write(cache):
         cache.obtain(NAME, make_slowly_here, print)
 
 
+def test_nothing_is_used_from_a_cache_that_others_may_write(cache):
+    """Who may write the outer folder may replace the folder of a build."""
+    cache.obtain(NAME, make_slowly_here, print)
+    cache.shared.chmod(0o777)
+    assert cache.find(NAME) is None
+    assert str(cache.shared) in cache.distrusted("key/*.so")
+
+
+@pytest.fixture
+def folder_of_node(cache):
+    """The node's folder, with a build."""
+    place = cache.of_node.parent
+    place.mkdir(mode=0o700)
+    BuildCache(cache.of_node, cache.shared).obtain(NAME, make_slowly_here, print)
+    assert cache.find(NAME) == cache.of_node / NAME
+    return place
+
+
+def test_nothing_is_used_from_a_folder_of_the_node_behind_a_link(cache, folder_of_node):
+    """Who owns the link may point it at another folder of this user."""
+    place = folder_of_node
+    place.rename(place.with_name("elsewhere"))
+    place.symlink_to("elsewhere")
+    assert cache.find(NAME) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_nothing_is_used_from_a_folder_of_the_node_that_another_user_made(cache, folder_of_node, monkeypatch):
+    give_away(folder_of_node, monkeypatch)
+    assert cache.find(NAME) is None
+
+
 def give_away(path, monkeypatch):
     """Make another user the owner of a file or folder."""
     if os.getuid() == 0:
