@@ -3,18 +3,62 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import Self
 
 from llmctl.errors import ProfileError, UsageError
 from llmctl.paths import UserFolders, profile_files
+from llmctl.site.job import VARIABLE, WORD, WORD_RULE, JobError, parse_time
 from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends
-from llmctl.site.profile_values import Interface, Line, SshName, Time, Variables, Word
 
 SCHEDULERS = ("slurm", "sge", "pbs", "lsf", "ssh", "local")
 """Valid names for ``scheduler:``, besides those of installed packages; llmctl.backends has one row for each."""
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return parse_time(value)
+        except JobError as error:
+            raise ValueError(error.problem) from None
+    return value
+
+
+def _variable_names(env: dict[str, str]) -> dict[str, str]:
+    wrong = next((name for name in env if not VARIABLE.fullmatch(name)), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} cannot be the name of a variable")
+    return env
+
+
+def _word(value: str) -> str:
+    if not WORD.fullmatch(value):
+        raise ValueError(WORD_RULE)
+    return value
+
+
+Time = Annotated[int | None, BeforeValidator(_seconds)]
+"""Seconds; files write them as ``H:M:S``."""
+Variables = Annotated[dict[str, str], AfterValidator(_variable_names)]
+"""Variable names and values."""
+Word = Annotated[str, AfterValidator(_word)]
+"""A name that a directive holds without quotes, as a job's own words."""
+# pydantic's "$" matches at the end of the text only, unlike that of Python's re, which allows a newline there.
+Line = Annotated[str, Field(pattern=r"^[^\x00\r\n]*$")]
+"""One line of a job script, printed unchanged."""
+SshName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]{0,254}$")]
+"""A machine as the ssh command knows it; cannot be taken for an option of ssh."""
 
 
 class _Part(BaseModel):
@@ -53,7 +97,7 @@ class PortRule(_Part):
 class RendezvousProfile(_Part):
     """Rendezvous of a job's ranks: interface and ports."""
 
-    interface: Interface | None = None
+    interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,31}$")
     """Network interface of the head node's IPv4 address. Unset: the interface towards the other nodes."""
     ports: tuple[int, int] = (20000, 29999)
     """First and last port to try. Below Linux's ephemeral ports, so that no client socket uses them."""
