@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.rank_server import rank_context
-
-_LIMIT_S = 240.0
+from tests.waiting import HANG_S
 
 
 def run_trainer(*words: str, cwd: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:
@@ -17,11 +16,11 @@ def run_trainer(*words: str, cwd: Path, environment: Mapping[str, str]) -> tuple
         out, err = (Path(folder, name) for name in ("out", "err"))
         process = rank_context().Process(target=_be_trainer, args=(words, cwd, dict(environment), out, err))
         process.start()
-        process.join(_LIMIT_S)
+        process.join(HANG_S)
         code = process.exitcode
         process.kill()
         process.join()
-        assert code is not None, f"not done in {_LIMIT_S:g} s: {words}\n{out.read_text()}{err.read_text()}"
+        assert code is not None, f"not done in {HANG_S:g} s: {words}\n{out.read_text()}{err.read_text()}"
         return code, out.read_text(), err.read_text()
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("llmctl", "trainer")
 # The rooms of the trainer that llmctl may import: they check a job before the queue.
@@ -119,7 +121,7 @@ def loaded_by(modules: list[str]) -> set[str]:
     """Modules loaded by a fresh Python after importing the given modules."""
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, *modules], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())

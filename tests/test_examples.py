@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.waiting import HANG_S
 from trainer.families.catalogue import family_of_model
 from trainer.planning.build_config import build_config, load_config
 from trainer.planning.checks import check_world_size
@@ -101,7 +102,7 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
+
 ROOT = Path(__file__).parents[1]
 BUNDLED = ("templates", "clusters", "examples", "csrc")
 MAX_PACKAGES = 25
@@ -19,7 +21,7 @@ def run(*argv: str | Path, cwd: Path, **environment: str) -> subprocess.Complete
     """Run a command outside the checkout, which it must not find, with a time limit."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | environment
     return subprocess.run(
-        argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False, stdin=subprocess.DEVNULL
+        argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG_S, check=False, stdin=subprocess.DEVNULL
     )
 
 

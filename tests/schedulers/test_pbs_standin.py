@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -145,8 +144,7 @@ def test_a_command_runs_on_every_node_and_its_failure_is_reported(site):
 def test_a_pending_run_shows_its_reason_and_is_cancelled_at_once(site):
     site.fault("busy")
     run_id = site.submit("--nodes", "2", command=["true"])
-    time.sleep(0.3)
-    view = site.view(run_id)
+    view = site.wait(run_id, "pending")
     assert (view["state"], view["detail"]) == ("pending", "Not enough free nodes available")
     site.llmctl("cancel", run_id)
     assert site.view(run_id)["state"] == "cancelled"

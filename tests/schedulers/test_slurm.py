@@ -32,44 +32,51 @@ def site(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) 
     slurm_cluster.run("scancel", "--user=root")
 
 
+@pytest.fixture(scope="module")
+def alone(site: Site) -> dict[int, float]:
+    """Losses of one process."""
+    runs = {"LLMCTL_RUNS_ROOT": str(site.home / "runs")}
+    site.llmctl("submit", "c.yaml", "--cluster", "local", "--run-id", "alone", "--follow", env=runs)
+    return site.losses("alone")
+
+
 def same(one: dict[int, float], other: dict[int, float]) -> bool:
     return one.keys() == other.keys() and all(abs(one[at] - other[at]) <= TOLERANCE for at in one)
 
 
-def test_four_nodes_have_the_losses_of_one_process(site: Site) -> None:
-    by_torchrun = site.submit("torchrun", "--nodes", "4")
-    by_srun = site.submit("srun", "--nodes", "4", "--launcher", "srun", "--after", "torchrun")
+def test_a_run_after_another(site: Site) -> None:
+    """Slurm chooses the reason that a pending job shows: any will do."""
+    go = site.home / "go"
+    first = site.submit("first", "--", "bash", "-c", f"until [[ -e {go} ]]; do sleep 0.2; done")
+    second = site.submit("second", "--after", "first", "--", "test", "-e", str(go))
+    site.wait_until("first", lambda run: run["state"] == "running")
+    waiting = site.status("second")
+    assert waiting["state"] == "pending" and waiting["detail"], waiting
+    assert [len(site.queue(job_id)) for job_id in (first, second)] == [1, 1]
+    go.touch()
+    assert [site.ended(run_id)["state"] for run_id in ("first", "second")] == ["completed"] * 2
+
+
+def test_four_nodes_have_the_losses_of_one_process(site: Site, alone: dict[int, float]) -> None:
+    site.submit("torchrun", "--nodes", "4")
+    site.submit("srun", "--nodes", "4", "--launcher", "srun", "--after", "torchrun")
     follower = site.start("logs", "-f", "torchrun")
-    waiting = site.status("srun")
-    assert waiting["state"] == "pending" and "another job" in waiting["detail"]
-    assert [len(site.queue(job_id)) for job_id in (by_torchrun, by_srun)] == [1, 1]
-    assert site.wait_until("torchrun", lambda run: run["state"] == "running")["hosts"] == [*NODES]
-    site.llmctl(
-        "submit",
-        "c.yaml",
-        "--cluster",
-        "local",
-        "--run-id",
-        "alone",
-        "--follow",
-        env={"LLMCTL_RUNS_ROOT": str(site.home / "runs")},
-    )
     for run_id in ("torchrun", "srun"):
         run = site.ended(run_id)
         assert (run["state"], run["exit_code"], run["hosts"]) == ("completed", 0, [*NODES]), site.job_log(run_id)
         attempt = site.path(run_id) / "attempts" / "1"
         beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(4)]
         assert [beat["host"] for beat in beats] == [*NODES]
-        assert same(site.losses(run_id), site.losses("alone"))
+        assert same(site.losses(run_id), alone)
     followed, _ = follower.communicate(timeout=HANG_S)
     assert follower.returncode == 0 and "iteration 12/12" in followed
 
 
-def test_mpirun_starts_ranks_and_passes_gpus_on(site: Site) -> None:
+def test_mpirun_starts_ranks_and_passes_gpus_on(site: Site, alone: dict[int, float]) -> None:
     site.submit("mpirun", "--nodes", "2", "--launcher", "mpirun")
     site.submit("gpus", "--nodes", "2", "--resource-type", "gpu", "--", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert site.ended("mpirun")["state"] == "completed", site.job_log("mpirun")
-    assert same(site.losses("mpirun"), site.losses("alone"))
+    assert same(site.losses("mpirun"), alone)
     assert site.ended("gpus")["state"] == "completed", site.job_log("gpus")
     logs = [(site.path("gpus") / "attempts/1" / f"node-{node:05d}.log").read_text() for node in range(2)]
     assert logs == ["0,1\n", "0,1\n"]
@@ -91,12 +98,11 @@ def test_a_shell_on_a_compute_node(site: Site) -> None:
 
 def test_power_cut_requeue_and_resume(site: Site) -> None:
     """Slurm requeues the job of a failed node, and the run continues with the same losses."""
-    changes = ["--set", "training.train_iters=300", "--set", "checkpoint.save_interval=20"]
+    changes = [*ENDLESS, "--set", "checkpoint.save_interval=20"]
     job_id = site.submit("cut", "--nodes", "2", "--launcher", "srun", *changes)
-    wait_for(lambda: site.iteration("cut") > 60, "60 iterations")
-    before = site.iteration("cut")
-    assert before < 250, "the run was over before the power could be cut"
+    wait_for(lambda: site.iteration("cut") > 40, "40 iterations")
     site.cluster.cut_power("n2")
+    before = site.iteration("cut")
     # Slurm finds out after SlurmdTimeout, which is long here: a loaded machine is slow to answer, too.
     site.cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=power")
     try:
@@ -107,17 +113,20 @@ def test_power_cut_requeue_and_resume(site: Site) -> None:
         # Slurm waits two minutes before it restarts a job.
         site.cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
         assert len(site.queue(job_id)) == 1
+        wait_for(lambda: site.iteration("cut") > before + 20, "iterations of the second attempt")
+        site.llmctl("cancel", "cut")
         run = site.ended("cut")
     finally:
         site.cluster.restore_power("n2")
-    assert (run["state"], run["attempts"], run["iteration"]) == ("completed", 2, 300), site.job_log("cut")
+    assert (run["state"], run["attempts"]) == ("cancelled", 2), site.job_log("cut")
     assert len(run["hosts"]) == 2 and "n2" not in run["hosts"]
     rows = [json.loads(line) for line in (site.path("cut") / "metrics.jsonl").read_text().splitlines()]
     again = [row["iteration"] for row in rows if row["attempt"] == 2]
     assert 40 < again[0] <= before + 21, "the second attempt did not continue from a checkpoint"
-    site.submit("whole", "--nodes", "1", *changes)
-    assert site.ended("whole")["state"] == "completed"
-    assert same(site.losses("cut"), site.losses("whole"))
+    site.submit("whole", "--nodes", "1", *changes, "--set", f"training.exit_interval={before + 20}")
+    assert site.ended("whole")["iteration"] == before + 20
+    seen = site.losses("cut")
+    assert same({at: seen[at] for at in range(1, before + 21)}, site.losses("whole"))
     wait_for(lambda: all(node["state"] == "idle" for node in nodes_of(site)), "four idle nodes")
 
 
@@ -133,7 +142,7 @@ def test_a_drained_node_is_shown_with_its_reason(site: Site) -> None:
         assert str(node["reason"]).startswith("bad gpu 0, see ticket 12 of the [ops] team (root, ")
         assert (node["gpus"], node["cores"]) == (2, 8)
         job_id = site.submit("undrained", "--nodes", "4", "--", "true")
-        run = site.wait_until("undrained", lambda run: "down, drained" in run["detail"])
+        run = site.wait_until("undrained", lambda run: run["detail"])
         assert run["state"] == "pending" and len(site.queue(job_id)) == 1
     finally:
         site.cluster.resume("n2")

@@ -30,7 +30,15 @@ def site(ssh_hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Itera
     assert not ssh_hosts.processes(str(ssh_hosts.shared / "runs")), "something is still running"
 
 
-def test_four_hosts_have_the_losses_of_one_process(site: Site) -> None:
+@pytest.fixture(scope="module")
+def one(site: Site) -> dict[int, float]:
+    """Losses of one host."""
+    site.submit("one", "--nodes", "1")
+    assert site.ended("one")["state"] == "completed", site.logs("one")
+    return site.losses("one")
+
+
+def test_four_hosts_have_the_losses_of_one_process(site: Site, one: dict[int, float]) -> None:
     site.submit("four", "--nodes", "4")
     # The llmctl that follows the run is killed and started again: neither the run nor its log loses anything.
     first = site.start("logs", "-f", "four")
@@ -39,7 +47,6 @@ def test_four_hosts_have_the_losses_of_one_process(site: Site) -> None:
     first.send_signal(signal.SIGKILL)
     first.wait(HANG_S)
     again = site.start("logs", "-f", "-n", "1000", "four")
-    site.submit("one", "--nodes", "1")
     output, _ = again.communicate(timeout=HANG_S)
     assert again.returncode == 0, output + site.logs("four")
     assert [f"iteration {at}/12 | loss" in output for at in range(1, 13)] == [True] * 12, output
@@ -49,14 +56,13 @@ def test_four_hosts_have_the_losses_of_one_process(site: Site) -> None:
     beats = [json.loads((attempt / f"heartbeat/rank-{rank:05d}.json").read_text())["host"] for rank in range(4)]
     starts = ["started.json", *(f"started-{node:05d}.json" for node in range(1, 4))]
     assert beats == [json.loads((attempt / name).read_text())["host"] for name in starts] == ["h1", "h2", "h3", "h4"]
-    assert site.ended("one")["state"] == "completed", site.logs("one")
-    assert_same(site.losses("four"), site.losses("one"))
+    assert_same(site.losses("four"), one)
 
 
-def test_mpirun_and_hosts_that_share_nothing(site: Site) -> None:
+def test_mpirun_and_hosts_that_share_nothing(site: Site, one: dict[int, float]) -> None:
     site.submit("mpi", "--nodes", "2", "--launcher", "mpirun")
     assert site.ended("mpi")["state"] == "completed", site.logs("mpi")
-    assert_same(site.losses("mpi"), site.losses("one"))
+    assert_same(site.losses("mpi"), one)
     refused = site.call("submit", "c.yaml", "--cluster", "apart", "--nodes", "2")
     assert refused.returncode == 2 and "checkpoint.save" in refused.stderr and "shared: false" in refused.stderr
     site.submit("apart", "--nodes", "2", "--set", f"checkpoint.save={site.hosts.shared}/saved", cluster="apart")

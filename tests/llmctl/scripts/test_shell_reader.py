@@ -12,6 +12,7 @@ from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.command_reader import read_script
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.values import missing_of, text_of
+from tests.waiting import HANG_S
 
 # Every line that begins with "show" is compared.
 SCRIPTS = {
@@ -95,7 +96,10 @@ def shown_by_bash(script: str, folder: Path) -> list[list[str]]:
     shim = 'show() { printf "%s\\0" "$@" >&3; printf "\\1\\0" >&3; }; bc() { echo $(( $(cat) )); }\n'
     seen = folder / "seen"
     subprocess.run(
-        ["bash", "-c", f'exec 3>"{seen}"; OUT={folder}\n{shim}{script}'], check=True, timeout=60, capture_output=True
+        ["bash", "-c", f'exec 3>"{seen}"; OUT={folder}\n{shim}{script}'],
+        check=True,
+        timeout=HANG_S,
+        capture_output=True,
     )
     words: list[list[str]] = [[]]
     for word in seen.read_bytes().decode().split("\0")[:-1]:

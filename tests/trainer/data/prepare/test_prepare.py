@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import waiting
 from tests.waiting import HANG_S
 from trainer.data.commands.preprocess import main
 from trainer.data.prepare.part_file import PartFileWriter, open_part_file
@@ -78,11 +78,7 @@ def preprocess(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def wait_for(folder: Path, pattern: str) -> Path:
-    deadline = time.monotonic() + 60
-    while not (found := list(folder.glob(pattern))):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    return found[0]
+    return waiting.wait_for(lambda: list(folder.glob(pattern)), pattern, step_s=0.001)[0]
 
 
 def with_other_tokens(part_file: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -12,13 +12,13 @@ import pytest
 
 from tests.rank_server import rank_context
 from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda, all_kernels, build_emulated_ops
+from tests.waiting import HANG_S
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.build.compile_jobs import jobs_that_fit
 from trainer.ops.build.sources import source_folder
 from trainer.ops.dispatch.library import Library
 
 _HERE = Path(__file__).parent
-_LIMIT_S = 280.0
 OPERATIONS = [path.parent.name for path in all_kernels() if path.parent.parent == source_folder()]
 TESTED = (*OPERATIONS, "operations")
 """Operations with tests in test_<name>.py; the last file tests all operations together."""
@@ -46,11 +46,11 @@ def run_tests(context: ForkServerContext, operation: str, folder: Path) -> Outco
     words = ["-p", plugin, "--no-header", "-q", f"--junit-xml={report}", str(_HERE.parent / f"test_{operation}.py")]
     process = context.Process(target=run_pytest, args=(words, log), daemon=True)
     process.start()
-    process.join(_LIMIT_S)
+    process.join(HANG_S)
     is_late = process.is_alive()
     process.kill()
     process.join()
-    assert not is_late, f"not done in {_LIMIT_S:.0f} s:\n{log.read_text()[-4000:]}"
+    assert not is_late, f"not done in {HANG_S:.0f} s:\n{log.read_text()[-4000:]}"
     assert report.exists(), log.read_text()[-4000:]
     outcomes: Outcomes = {}
     for case in ElementTree.parse(report).iter("testcase"):

@@ -18,6 +18,7 @@ import torch
 
 from tests.trainer.ops.cuda.test_cuda_ops import TESTED
 from tests.trainer.ops.op_checks import mapped, tensors_of
+from tests.waiting import HANG_S
 from trainer.ops.build.build_settings import BuildSettings, LineReport
 from trainer.ops.build.device_image import load_device_image
 from trainer.ops.dispatch.library import Library
@@ -28,7 +29,6 @@ from trainer.ops.operation import Operation
 pytestmark = pytest.mark.gpu
 
 _HERE = Path(__file__).parent
-_LIMIT_S = 280.0
 _PLUGIN = (sys.executable, "-m", "pytest", "-p", "tests.trainer.ops.tools.gpu_plugin", "--no-header", "-q")
 _CAPTURED = [
     (operation, dtype)
@@ -42,7 +42,7 @@ _COMPILED = [operation for operation in ROWS if "compile" in operation.implement
 def check_passes(*words: str) -> None:
     """Check that pytest under the plugin passes, and runs at least one test."""
     done = subprocess.run(
-        [*_PLUGIN, *words], capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=_HERE.parents[3]
+        [*_PLUGIN, *words], capture_output=True, text=True, timeout=HANG_S, check=False, cwd=_HERE.parents[3]
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 20
