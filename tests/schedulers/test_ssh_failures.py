@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,26 @@ def test_detached_jobs_survive_an_ended_session(ssh_hosts: SshHosts) -> None:
         wait_for(lambda: not ssh_hosts.processes("sleep 3000"), "the end of the command")
         made.run(["kill", str(job.pid)], timeout_s=HANG_S)
         wait_for(lambda: made.inspect_processes([job]).alive == (False,), "the job's end")
+
+
+def test_a_loss_before_the_agent_starts_is_no_fault_of_the_login_shell(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    """The login shell waits in its start file when the jump host drops the session."""
+    rc, begun, go = ssh_hosts.state / "home" / ".bashrc", tmp_path / "begun", tmp_path / "go"
+    rc.write_text(f"touch {begun}; until [ -e {go} ]; do sleep 0.1; done\n")
+
+    def drop() -> None:
+        wait_for(begun.exists, "the login shell")
+        rc.unlink()
+        ssh_hosts.drop_sessions("gate")
+
+    dropping = threading.Thread(target=drop)
+    dropping.start()
+    try:
+        with transport("h1", ssh_hosts.environ(), first_patience_s=HANG_S) as made:
+            assert made.home() == str(ssh_hosts.state / "home")
+    finally:
+        dropping.join()
+        go.touch()
 
 
 # --- The user's terminal
@@ -230,3 +250,52 @@ def test_a_command_without_a_terminal_keeps_its_streams_apart(ssh_hosts: SshHost
     )
     assert done.stdout == b"line\n\xff\n" * 20_000 + b"[status 5]\n"
     assert done.stderr == b"note\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "output", "status"),
+    [
+        ("head -c 40000000 /dev/zero; cat >/dev/null; exit 5", b"\0" * 40_000_000, 5),
+        ("head -c 6; exec <&-; exit 3", b"line\nl", 3),
+    ],
+    ids=["prints much before it reads", "ends before its input"],
+)
+def test_a_command_need_not_read_its_input_at_once(
+    ssh_hosts: SshHosts, script: str, output: bytes, status: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, "h1", "/", "sh", "-c", script],
+        env={**ssh_hosts.environ(), "PYTHONPATH": str(Path(__file__).parents[2])},
+        input=b"line\n" * 2_000_000,
+        capture_output=True,
+        timeout=HANG_S,
+        check=True,
+    )
+    assert done.stdout[: len(output)] == output
+    assert done.stdout[len(output) :] == f"[status {status}]\n".encode()
+    assert done.stderr == b""
+
+
+def test_a_connection_lost_while_input_is_sent(ssh_hosts: SshHosts) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SESSION, "h1", "/", "cat"],
+        env={**ssh_hosts.environ(), "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        stdin = process.stdin
+
+        def type_on() -> None:
+            with suppress(BrokenPipeError), stdin:
+                while True:
+                    stdin.write(b"line\n" * 10_000)
+
+        threading.Thread(target=type_on, daemon=True).start()
+        assert process.stdout.read(1_000_000)[:5] == b"line\n"
+        ssh_hosts.drop_sessions("gate")
+        output = process.stdout.read()
+        lost = b"[ConnectionLost: h1: connection lost; the command on the terminal may still run on the host"
+        assert lost in output[-200:]
+        assert process.stderr.read() == b""

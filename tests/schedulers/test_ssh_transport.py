@@ -72,7 +72,8 @@ def test_a_running_control_master_is_used_and_left_running(ssh_hosts: SshHosts, 
         with transport("h1", keyless) as made:
             assert made.run(["hostname"], timeout_s=HANG_S).stdout == "h1\n"
             assert isinstance(made._connection, MasterConnection)
-            made._connection.sftp().close()
+            made._connection.send_file((tmp_path / "file").open("rb"), str(ssh_hosts.local / "sent"))
+            assert (ssh_hosts.local_of("h1") / "sent").read_bytes() == (tmp_path / "file").read_bytes()
             made.put_tree(str(ssh_hosts.local / "by-master"), {"file": tmp_path / "file"})
             sent = ssh_hosts.local_of("h1") / "by-master" / "file"
             assert sent.read_bytes() == (tmp_path / "file").read_bytes()

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmctl.errors import SchedulerError
 from llmctl.transport.ssh.connection import Channel, Connection, wait_for
-from llmctl.transport.ssh.failures import ConnectionLost
+from llmctl.transport.ssh.failures import ConnectionLost, told_as_lost
 from llmctl.transport.ssh.frames import FrameError, FrameReader, pack
 from llmctl.transport.ssh.program import program
 
@@ -148,7 +148,7 @@ class AgentClient:
     def _receive(self, patience_s: float | None) -> Any:
         """Next frame. ``patience_s`` None: wait without limit, as long as the other side answers pings."""
         heard = time.monotonic()
-        while (frame := self._reader.next()) is None:
+        while (frame := self._next()) is None:
             data = self._channel.read(self.ping_s)
             if data:
                 heard = time.monotonic()
@@ -159,6 +159,10 @@ class AgentClient:
             else:
                 raise self._lost(data is None)
         return frame[0]
+
+    def _next(self) -> tuple[Any] | None:
+        with told_as_lost(self._host, FrameError, zlib.error):
+            return self._reader.next()
 
     def _lost(self, is_silent: bool) -> ConnectionLost:
         self._is_broken = True
@@ -176,10 +180,12 @@ def _start_failure(channel: Channel, host: str, printed: bytes) -> SchedulerErro
         *channel.stderr_tail().splitlines(),
     ]
     said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-    if channel.is_open:
+    if channel.read(0.0) is None:
         return SchedulerError(
             f"{host}: Python did not start within {START_TIMEOUT_S:.0f} s; its last output: {said}", transient=True
         )
+    if channel.exit_status() is None:
+        return ConnectionLost(f"{host}: connection lost before Python started; the last output: {said}")
     return SchedulerError(
         f"{host}: the login shell does not run commands; its output: {said}\n"
         f"check that `ssh {host} echo hello` prints hello",

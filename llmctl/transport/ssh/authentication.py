@@ -17,7 +17,7 @@ import paramiko
 from paramiko.agent import AgentSSH
 
 from llmctl.errors import SchedulerError
-from llmctl.transport.ssh.failures import PromptRefused
+from llmctl.transport.ssh.failures import BROKEN, PromptRefused
 from llmctl.transport.ssh.ssh_config import SshConfig
 from llmctl.transport.ssh.terminal import Terminal
 
@@ -88,13 +88,14 @@ class Login:
                 if further is not None:
                     # Accepted, but the host requires another method as well: a key, and then a one-time code.
                     allowed, self._done = further, {method} if method == "publickey" else set()
-        except (EOFError, paramiko.SSHException, TimeoutError) as error:
+        except BROKEN + (paramiko.SSHException,) as error:
             if isinstance(error, paramiko.AuthenticationException) and transport.is_active():
                 raise self._refused(set()) from None
+            said = str(error) or "connection closed"
             raise SchedulerError(
-                f"{config.name}: the host ended the authentication of {config.user}: {error or 'connection closed'}; "
+                f"{config.name}: the host ended the authentication of {config.user}: {said}; "
                 f"tried {', '.join(self._tried) or 'nothing'}",
-                transient=not self._tried,
+                transient=not self._tried or not isinstance(error, paramiko.SSHException),
             ) from None
 
     def _allowed(self) -> set[str]:

@@ -2,9 +2,13 @@
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from llmctl.errors import SchedulerError
+
+BROKEN: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
+"""Errors of a broken connection: paramiko raises a bare EOFError when a write fails, closed files a ValueError."""
 
 
 class ConnectionLost(SchedulerError):
@@ -19,6 +23,31 @@ class PromptRefused(SchedulerError):
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message, transient=transient)
+
+
+@contextmanager
+def told_as_lost(host: str, *library: type[Exception]) -> Iterator[None]:
+    """Raise the errors of an open connection as ConnectionLost: of its socket or pipe, and of a library.
+
+    Only for calls that use nothing but the connection: errors of the user's files and terminal are told otherwise.
+
+    Args:
+        host: the user's name for the host.
+        library: errors of the library that makes the connection.
+    """
+    try:
+        yield
+    except (*BROKEN, *library) as error:
+        raise ConnectionLost(f"{host}: connection lost: {reason(error)}") from None
+
+
+def reason(error: Exception) -> str:
+    """Reason for a loss, in words also where the error has none."""
+    if isinstance(error, TimeoutError):
+        return "the host accepts no more data"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or "closed by the other side"
 
 
 def unreachable(host: str, address: str, port: int, error: OSError, waited_s: float) -> SchedulerError:

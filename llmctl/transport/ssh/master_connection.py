@@ -6,17 +6,13 @@ Sites with one-time passwords accept no other connection without a person at the
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import IO
 
-from llmctl.errors import SchedulerError
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.ssh.connection import ProcessChannel
 from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.sockets import CommandSocket
 from llmctl.transport.ssh.ssh_config import SshConfig, ssh_program, target_words
-
-if TYPE_CHECKING:
-    import paramiko
 
 _CHECK_S = 10.0
 _SFTP_TIMEOUT_S = 60.0
@@ -69,21 +65,15 @@ class MasterConnection:
         """Run a command line in the user's login shell."""
         return self._client(["-T"], [command])
 
-    def sftp(self) -> "paramiko.SFTPClient":
-        """Open a client of the host's SFTP server; the caller closes the client.
+    def send_file(self, file: IO[bytes], place: str) -> None:
+        """Send a file from its present position to the host, by SFTP.
 
         Raises:
-            SchedulerError: the host has no SFTP server.
+            SchedulerError: the host has no SFTP server, or does not accept the file, or the connection was lost.
         """
-        import paramiko
+        from llmctl.transport.ssh.sftp import send_file
 
-        channel = self._client(["-s"], ["sftp"])
-        try:
-            return paramiko.SFTPClient(cast("paramiko.Channel", _PipeSocket(channel)))
-        except (paramiko.SSHException, OSError, EOFError, ConnectionLost):
-            said = channel.stderr_tail()
-            channel.close()
-            raise SchedulerError(f"{self._config.name}: has no SFTP server: {said}", transient=False) from None
+        send_file(_PipeSocket(self._client(["-s"], ["sftp"])), self._config.name, file, place)
 
     def run_interactive(self, command: str) -> int:
         """Run a command line on our own terminal; return its exit status.
@@ -125,7 +115,7 @@ def is_running(config: SshConfig, environment: Mapping[str, str]) -> bool:
             timeout=_CHECK_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
+    except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
 

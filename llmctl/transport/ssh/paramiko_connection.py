@@ -1,20 +1,22 @@
 """Connection of our own, made with paramiko: through jump hosts if needed, each of them verified."""
 
 import logging
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import IO, cast
 
 import paramiko
 
 from llmctl.errors import SchedulerError
 from llmctl.transport.ssh.authentication import Credentials, Login
-from llmctl.transport.ssh.connection import SEND_TIMEOUT_S
-from llmctl.transport.ssh.failures import ConnectionLost
+from llmctl.transport.ssh.failures import BROKEN, ConnectionLost, reason, told_as_lost
 from llmctl.transport.ssh.host_keys import check_host_key, known_keys, preferred_algorithms
+from llmctl.transport.ssh.paramiko_channel import LIBRARY, ParamikoChannel
+from llmctl.transport.ssh.sftp import send_file
 from llmctl.transport.ssh.sockets import CONNECT_TIMEOUT_S, CommandSocket, connect_tcp
 from llmctl.transport.ssh.ssh_config import SshConfig
 from llmctl.transport.ssh.terminal import lend, window_size
@@ -28,53 +30,6 @@ _WINDOW = 1 << 24
 
 # Exceptions report the errors; without this paramiko would also print tracebacks.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-
-
-class ParamikoChannel:
-    """A command that runs over a paramiko connection."""
-
-    def __init__(self, channel: paramiko.Channel, host: str) -> None:
-        self._channel = channel
-        self._host = host
-        self._stderr = b""
-
-    def write(self, data: bytes) -> None:
-        """Send data to the command's standard input.
-
-        Raises:
-            ConnectionLost: the host no longer accepts data.
-        """
-        self._channel.settimeout(SEND_TIMEOUT_S)
-        try:
-            self._channel.sendall(data)
-        except OSError as error:
-            raise ConnectionLost(f"{self._host}: connection lost: {error or 'the host accepts no more data'}") from None
-
-    def read(self, timeout_s: float) -> bytes | None:
-        """Read from the command's standard output: b"" at its end, None after ``timeout_s`` without data."""
-        self._channel.settimeout(timeout_s)
-        try:
-            return self._channel.recv(1 << 18)
-        except TimeoutError:
-            return None
-
-    @property
-    def is_open(self) -> bool:
-        """True if the command still runs, as far as this side knows."""
-        transport = self._channel.get_transport()
-        return not self._channel.closed and not self._channel.eof_received and transport.is_active()
-
-    def stderr_tail(self) -> str:
-        """End of the command's standard error."""
-        while self._channel.recv_stderr_ready():
-            self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-2000:]
-        return self._stderr.decode("utf-8", errors="replace").strip()
-
-    def close(self) -> None:
-        """Close the channel."""
-        with suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.shutdown_write()
-        self._channel.close()
 
 
 class ParamikoConnection:
@@ -104,27 +59,18 @@ class ParamikoConnection:
         Raises:
             SchedulerError: the host refuses.
         """
-        channel = self._session()
-        try:
-            channel.exec_command(command)
-        except paramiko.SSHException as error:
-            raise self._session_failure(error) from None
-        return ParamikoChannel(channel, self._name)
+        return ParamikoChannel(self._session(lambda channel: channel.exec_command(command)), self._name)
 
-    def sftp(self) -> paramiko.SFTPClient:
-        """Open a client of the host's SFTP server; the caller closes the client.
+    def send_file(self, file: IO[bytes], place: str) -> None:
+        """Send a file from its present position to the host, by SFTP.
 
         Raises:
-            SchedulerError: the host has no SFTP server.
+            ConnectionLost: the connection was lost before the file was sent.
+            SchedulerError: the host has no SFTP server, or does not accept the file.
         """
-        channel = self._session()
+        channel = self._session(lambda channel: channel.invoke_subsystem("sftp"))
         channel.settimeout(_SESSION_S)
-        try:
-            channel.invoke_subsystem("sftp")
-            return paramiko.SFTPClient(channel)
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            channel.close()
-            raise SchedulerError(f"{self._name}: has no SFTP server: {error}", transient=False) from None
+        send_file(channel, self._name, file, place)
 
     def run_interactive(self, command: str) -> int:
         """Run a command line on our own terminal; return its exit status.
@@ -132,47 +78,47 @@ class ParamikoConnection:
         Raises:
             ConnectionLost: the connection was lost before the command ended.
         """
-        channel = self._session()
         has_pty = sys.stdin.isatty()
-        try:
-            if has_pty:
-                columns, rows = window_size(sys.stdin.fileno())
-                channel.get_pty(self._environment.get("TERM", "vt100"), columns, rows)
+        size = window_size(sys.stdin.fileno()) if has_pty else None
+
+        def begin(channel: paramiko.Channel) -> None:
+            if size is not None:
+                channel.get_pty(self._environment.get("TERM", "vt100"), *size)
             channel.exec_command(command)
-        except paramiko.SSHException as error:
-            raise self._session_failure(error) from None
+
+        channel = ParamikoChannel(self._session(begin), self._name)
         watch = _Liveness(self._transport)
         try:
             asked = lend(channel, has_pty=has_pty, is_alive=watch.is_alive)
-            if asked is not None:
-                return 128 + asked
-            return self._status(channel, watch)
-        except OSError as error:
-            if not self.is_open:
-                raise self._lost() from None
-            raise error
+            return 128 + asked if asked is not None else self._status(channel, watch)
+        except ConnectionLost:
+            raise self._lost() from None
         finally:
             watch.stop()
             channel.close()
 
     def close(self) -> None:
         """Close the connection, the last hop first."""
-        for transport in reversed(self._transports):
-            transport.close()
-        if self._proxy is not None:
-            self._proxy.close()
+        _close(self._transports, self._proxy)
 
-    def _session(self) -> paramiko.Channel:
+    def _session(self, begin: Callable[[paramiko.Channel], None]) -> paramiko.Channel:
+        """Session on the host, in which ``begin`` has started something."""
+        session: paramiko.Channel | None = None
         try:
-            return self._transport.open_session(timeout=_SESSION_S)
-        except (paramiko.SSHException, EOFError, OSError) as error:
+            session = self._transport.open_session(timeout=_SESSION_S)
+            begin(session)
+        except BROKEN + LIBRARY as error:
+            if session is not None:
+                ParamikoChannel(session, self._name).close()
             raise self._session_failure(error) from None
+        return session
 
     def _session_failure(self, error: Exception) -> SchedulerError:
-        if not self.is_open:
-            return self._lost()
+        # A refusal is an error of paramiko, while the connection goes on.
+        if not isinstance(error, LIBRARY) or not self.is_open:
+            return ConnectionLost(f"{self._name}: connection lost: {reason(error)}")
         return SchedulerError(
-            f"{self._name}: cannot open a session: {error or 'no answer'}; "
+            f"{self._name}: cannot open a session: {str(error) or 'no answer'}; "
             "does the host allow another session (MaxSessions)?",
             transient=True,
         )
@@ -180,13 +126,11 @@ class ParamikoConnection:
     def _lost(self) -> ConnectionLost:
         return ConnectionLost(f"{self._name}: connection lost; the command on the terminal may still run on the host")
 
-    def _status(self, channel: paramiko.Channel, watch: "_Liveness") -> int:
-        # paramiko reports -1 both for a command ended by a signal and for a lost connection.
-        channel.status_event.wait(_KEEPALIVE_S)
-        status = channel.exit_status
-        if status != -1:
+    def _status(self, channel: ParamikoChannel, watch: "_Liveness") -> int:
+        status = channel.exit_status()
+        if status is not None:
             return status
-        if not self.is_open or not watch.is_alive():
+        if channel.was_cut or not self.is_open or not watch.is_alive():
             raise self._lost()
         raise SchedulerError(f"{self._name}: the command was ended by a signal", transient=False)
 
@@ -196,6 +140,7 @@ class _TunnelSocket:
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
+        self._is_closed_here = False
         self.settimeout = channel.settimeout
         self.send = channel.send
         self.recv = channel.recv
@@ -206,9 +151,15 @@ class _TunnelSocket:
         """True if closed; paramiko reads this attribute of its socket."""
         return self._channel.closed
 
+    @property
+    def was_cut(self) -> bool:
+        """True if the connection below was lost, and neither end closed this one."""
+        return self._channel.closed and not self._channel.eof_received and not self._is_closed_here
+
     def close(self) -> None:
+        self._is_closed_here = self._is_closed_here or not self._channel.closed
         # Called in a paramiko thread, which would print a traceback if the connection below was lost first.
-        with suppress(EOFError, OSError, paramiko.SSHException):
+        with suppress(*BROKEN, *LIBRARY):
             self._channel.close()
 
 
@@ -234,9 +185,9 @@ class _Liveness:
             # Every server refuses this request, and the refusal is the answer (OpenSSH, PROTOCOL 2.3).
             with suppress(Exception):
                 self._transport.global_request("keepalive@openssh.com", wait=True)
+                self._heard = time.monotonic()
             if not self._transport.is_active():
                 return
-            self._heard = time.monotonic()
 
 
 def connect(
@@ -257,6 +208,7 @@ def connect(
         SchedulerError: the connection failed; the message names the hop and the reason.
     """
     transports: list[paramiko.Transport] = []
+    under: socket.socket | _TunnelSocket
     first = chain[0]
     proxy = through(first) if through is not None else None
     try:
@@ -265,26 +217,42 @@ def connect(
         stream = proxy.socket if proxy is not None else connect_tcp(first)
         for number, config in enumerate(chain):
             under = stream if number == 0 else _tunnel(transports[-1], chain[number - 1], config)
-            transport = paramiko.Transport(under, default_window_size=_WINDOW)
+            with told_as_lost(config.name, *LIBRARY):
+                transport = paramiko.Transport(cast("socket.socket", under), default_window_size=_WINDOW)
             transports.append(transport)
             _secure(transport, config, proxy if number == 0 else None)
-            Login(transport, config, credentials).run()
+            _log_in(Login(transport, config, credentials), under, config, chain[number - 1])
             transport.set_keepalive(_KEEPALIVE_S)
     except BaseException:
-        for transport in reversed(transports):
-            transport.close()
-        if proxy is not None:
-            proxy.close()
+        _close(transports, proxy)
         raise
     return ParamikoConnection(chain[-1].name, transports, proxy, environment)
 
 
-def _tunnel(transport: paramiko.Transport, hop: SshConfig, config: SshConfig) -> paramiko.Channel:
+def _close(transports: Sequence[paramiko.Transport], proxy: CommandSocket | None) -> None:
+    for transport in reversed(transports):
+        with suppress(*BROKEN, *LIBRARY):
+            transport.close()
+    if proxy is not None:
+        proxy.close()
+
+
+def _log_in(login: Login, under: "socket.socket | _TunnelSocket", config: SshConfig, hop: SshConfig) -> None:
+    try:
+        login.run()
+    except SchedulerError:
+        # The host has not refused anyone: the jump host's connection ended in the middle.
+        if isinstance(under, _TunnelSocket) and under.was_cut:
+            raise ConnectionLost(f"{config.name}: connection to the jump host {hop.name} lost") from None
+        raise
+
+
+def _tunnel(transport: paramiko.Transport, hop: SshConfig, config: SshConfig) -> "_TunnelSocket":
     patience = config.connect_timeout_s or CONNECT_TIMEOUT_S
     try:
         place = config.hostname, config.port
         channel = transport.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=patience)
-        return cast(paramiko.Channel, _TunnelSocket(channel))
+        return _TunnelSocket(channel)
     except paramiko.ChannelException as error:
         # RFC 4254, 5.1: 1 is "administratively prohibited", 2 "connect failed".
         what = "does not forward connections" if error.code == 1 else "cannot reach the host"
@@ -292,10 +260,10 @@ def _tunnel(transport: paramiko.Transport, hop: SshConfig, config: SshConfig) ->
             f"{config.name}: the jump host {hop.name} {what} ({config.hostname} port {config.port}): {error.text}",
             transient=error.code != 1,
         ) from None
-    except (paramiko.SSHException, EOFError) as error:
-        what = "no answer" if transport.is_active() else "connection lost"
+    except BROKEN + LIBRARY as error:
+        what = str(error) or ("no answer" if transport.is_active() else "connection lost")
         raise SchedulerError(
-            f"{config.name}: not reached through the jump host {hop.name} within {patience:.0f} s: {error or what}",
+            f"{config.name}: not reached through the jump host {hop.name} within {patience:.0f} s: {what}",
             transient=True,
         ) from None
 
@@ -309,7 +277,8 @@ def _secure(transport: paramiko.Transport, config: SshConfig, proxy: CommandSock
     options.key_types = preferred_algorithms(known, options.key_types)
     try:
         transport.start_client(timeout=2 * _HANDSHAKE_S)
-    except (paramiko.SSHException, EOFError, OSError) as error:
+        key = transport.get_remote_server_key()
+    except BROKEN + LIBRARY as error:
         said = (
             f"; output of the ProxyCommand: {proxy.stderr_tail()}" if proxy is not None and proxy.stderr_tail() else ""
         )
@@ -319,5 +288,4 @@ def _secure(transport: paramiko.Transport, config: SshConfig, proxy: CommandSock
             f"{config.name}: no ssh connection to {config.hostname} port {config.port}: {what}{said}",
             transient=not is_final,
         ) from None
-    key = transport.get_remote_server_key()
     check_host_key(config, known, key.get_name(), key.asbytes())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from llmctl.transport.local import start_error
 from llmctl.transport.ssh.failures import unreachable
 from llmctl.transport.ssh.ssh_config import SshConfig
 
@@ -55,17 +56,27 @@ class CommandSocket:
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the command.
+
+        Raises:
+            SchedulerError: the command cannot be started.
+        """
         self.socket, theirs = socket.socketpair()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the socket)
-        with theirs:
-            self._process = subprocess.Popen(
-                argv,
-                env=dict(environment),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=self._stderr,
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    argv,
+                    env=dict(environment),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._stderr,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self.socket.close()
+            self._stderr.close()
+            raise start_error(argv, error) from None
 
     def stderr_tail(self) -> str:
         """Last line of the command's standard error."""

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from llmctl.transport.ssh.failures import PromptRefused
+from llmctl.transport.ssh.failures import ConnectionLost, PromptRefused
 
 _TTY = "/dev/tty"
+_SEND_AGAIN_S = 0.02
 
 
 class Terminal:
@@ -53,6 +54,8 @@ class Terminal:
                 raise PromptRefused(f"there is no terminal to ask on: {question.strip()}") from None
             try:
                 return self._ask(descriptor, question, shows_answer)
+            except (OSError, termios.error):
+                raise PromptRefused(f"the terminal was closed: {question.strip()}") from None
             finally:
                 os.close(descriptor)
 
@@ -91,27 +94,24 @@ class Terminal:
 
 
 class InteractiveChannel(Protocol):
-    """Part of paramiko's channel that a session on a terminal uses."""
+    """A command in a session on a terminal. Every call may raise ConnectionLost."""
 
     def fileno(self) -> int:
-        """Descriptor that is readable if output has come."""
+        """Descriptor that is readable if output has come, or has ended."""
 
-    def recv(self, nbytes: int) -> bytes:
-        """Read standard output; b"" at its end."""
+    def read(self, timeout_s: float) -> bytes | None:
+        """Read standard output; b"" at its end, None after ``timeout_s`` without data."""
 
-    def recv_stderr_ready(self) -> bool:
-        """True if standard error has come."""
+    def read_stderr(self) -> bytes:
+        """Standard error that has come; b"" if none has."""
 
-    def recv_stderr(self, nbytes: int) -> bytes:
-        """Read standard error."""
+    def write_some(self, data: bytes) -> int:
+        """Send as much to standard input as the host accepts at once; return the number of bytes sent."""
 
-    def sendall(self, s: bytes) -> None:
-        """Send to standard input."""
-
-    def shutdown_write(self) -> None:
+    def end_input(self) -> None:
         """Close standard input."""
 
-    def resize_pty(self, width: int, height: int) -> None:
+    def resize(self, columns: int, rows: int) -> None:
         """Report a new size of the window."""
 
 
@@ -147,8 +147,8 @@ def lend(channel: InteractiveChannel, *, has_pty: bool, is_alive: Callable[[], b
     if has_pty:
 
         def resize(*_: object) -> None:
-            with suppress(Exception):  # a session that is ending accepts no size
-                channel.resize_pty(*window_size(descriptor))
+            with suppress(ConnectionLost, OSError):  # a session that is ending accepts no size
+                channel.resize(*window_size(descriptor))
 
         before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, resize)
     try:
@@ -164,23 +164,28 @@ def lend(channel: InteractiveChannel, *, has_pty: bool, is_alive: Callable[[], b
 
 
 def _pass_on(channel: InteractiveChannel, descriptor: int, asked: list[int], is_alive: Callable[[], bool]) -> None:
-    listening = [descriptor]
+    typed, is_listening, output = b"", True, channel.fileno()
     while not asked and is_alive():
-        ready = select.select([channel.fileno(), *listening], [], [], 1.0)[0]
-        if channel.fileno() in ready:
-            if channel.recv_stderr_ready():
-                _write(2, channel.recv_stderr(1 << 16))
-            elif data := channel.recv(1 << 16):
+        # While the host accepts no input, its output is read: it may wait for that.
+        awaited = [output, descriptor] if is_listening and not typed else [output]
+        ready = select.select(awaited, [], [], _SEND_AGAIN_S if typed else 1.0)[0]
+        if output in ready:
+            if said := channel.read_stderr():
+                _write(2, said)
+            elif data := channel.read(0.0):
                 _write(1, data)
-            else:
+            elif data is not None:
                 return
-        if descriptor in ready:
-            typed = os.read(descriptor, 1 << 16)
-            if typed:
-                channel.sendall(typed)
-            else:
-                listening.clear()
-                channel.shutdown_write()
+        try:
+            if descriptor in ready:
+                typed = os.read(descriptor, 1 << 16)
+                if not typed:
+                    is_listening = False
+                    channel.end_input()
+            typed = typed[channel.write_some(typed) :] if typed else b""
+        except ConnectionLost:
+            # The command may have ended before its input. The end of its output tells.
+            typed, is_listening = b"", False
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -303,19 +303,14 @@ class RemoteTransport:
         with self._guard:
             self._ready()
             assert self._connection is not None
-            try:
-                client = self._connection.sftp()
-            except ConnectionLost:
-                raise
-            except SchedulerError:
-                return False
+            connection = self._connection
+        archive.seek(0)
         try:
-            archive.seek(0)
-            client.putfo(archive, place, confirm=False)
-        except (OSError, EOFError):
+            connection.send_file(archive, place)
+        except ConnectionLost:
+            raise
+        except SchedulerError:
             return False
-        finally:
-            client.close()
         (facts,) = self.stat_paths([place])
         return facts.kind == "file" and self.read_parts([FileRead(place, 0, 0)])[0] == FilePart(b"", 0, archive.tell())
 

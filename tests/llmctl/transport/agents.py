@@ -22,7 +22,7 @@ class PipeConnection:
         self.channels.append(ProcessChannel([*self.shell, command], self.environment, "login"))
         return self.channels[-1]
 
-    def sftp(self):
+    def send_file(self, *_):
         raise SchedulerError("login: has no SFTP server", transient=False)
 
     def run_interactive(self, command):
