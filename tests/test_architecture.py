@@ -1,6 +1,7 @@
 """Architecture rules on the real import graph: allowed imports, and limits of files and functions."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -42,6 +43,12 @@ class Import:
         return f"{self.source}:{self.line} imports {self.target}"
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Syntax tree of a file, which many rules read."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
@@ -54,11 +61,16 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in python_files(*PACKAGES)}
 
 
-def imports_of(module: str, *, with_types: bool = False) -> Iterator[Import]:
+@functools.cache
+def imports_of(module: str, *, with_types: bool = False) -> tuple[Import, ...]:
     """Every import of a module, also inside functions; with ``with_types`` also imports for type checking."""
+    return tuple(_imports_of(module, with_types))
+
+
+def _imports_of(module: str, with_types: bool) -> Iterator[Import]:
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    pending: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+    pending: list[tuple[ast.AST, bool]] = [(tree_of(path), True)]
     while pending:
         node, at_load = pending.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not with_types:
@@ -158,10 +170,10 @@ def test_the_environment_is_read_in_the_entry_points_only() -> None:
     wrong = []
     for path in MODULES.values():
         place = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             names = {f"os.{alias.name}" for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
-            if isinstance(node, ast.Attribute):
-                names = {ast.unparse(node)}
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                names = {f"{node.value.id}.{node.attr}"}
             if names & {"os.environ", "os.environb", "os.getenv", "os.putenv"} and place not in ENTRY_POINTS:
                 wrong.append(f"{place}:{node.lineno} {ast.unparse(node)}")
     assert wrong == []
@@ -213,7 +225,7 @@ def test_only_backends_decide_by_a_scheduler_name() -> None:
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '')} {ast.unparse(node)}"
         for module, path in MODULES.items()
         if is_within(module, "llmctl") and not is_within(module, "llmctl.backends")
-        for node in decisions_by_scheduler_name(ast.parse(path.read_text(encoding="utf-8")))
+        for node in decisions_by_scheduler_name(tree_of(path))
     ]
     assert wrong == [], "ask the backend's capabilities instead (llmctl/backends/base.py)"
 

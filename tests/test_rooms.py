@@ -1,13 +1,14 @@
 """The rooms: allowed arrows between them, their width, and the first words of docstrings."""
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import MODULES, PACKAGES, ROOT, imports_of
+from tests.test_architecture import MODULES, PACKAGES, ROOT, imports_of, tree_of
 
 MAX_FILES = 20
 CODE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".j2"}
@@ -128,6 +129,7 @@ def room_of(module: str, package: str) -> str:
     return module.removeprefix(package).lstrip(".").partition(".")[0]
 
 
+@functools.cache
 def arrows(package: str) -> dict[str, dict[str, str]]:
     """Room -> imported room -> one place of the import."""
     found: dict[str, dict[str, str]] = {}
@@ -184,7 +186,7 @@ def test_no_folder_has_too_many_files(top: str) -> None:
 
 def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of every docstring: of the module, classes, functions and attributes."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue

@@ -348,7 +348,8 @@ def test_attach_reaches_the_head_node_of_a_running_job(site, ssh, capfd):
 @pytest.mark.skipif(own_address() is None, reason="needs an IPv4 address other than the loopback's")
 def test_attach_beside_a_rank(site, ssh, capfd):
     run_id = site.submit("c.yaml", "--nodes", "2", "--set", "training.train_iters=100000")
-    wait_for_file(site.runs / run_id / "attempts" / "1" / "heartbeat" / "rank-00001.json")
+    beat = site.runs / run_id / "attempts" / "1" / "heartbeat" / "rank-00001.json"
+    wait_for(beat.exists, lambda: (site.view(run_id), site.log(run_id)))
     capfd.readouterr()
     command = "tr '\\0' '\\n' </proc/$LLMCTL_RANK_PID/environ | grep '^RANK='"
     assert main(["interactive", "--run", run_id, "--rank", "1", "--", "bash", "-c", command]) == 0

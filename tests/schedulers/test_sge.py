@@ -20,7 +20,8 @@ HOSTS = {"g0001", "g0002", "g0003", "g0004"}
 TOLERANCE = 1e-5
 # Seconds to save, far more than even a loaded machine needs. Who has saved leaves at once.
 GRACE = "3000"
-TRAIN = ("--nodes", "4", "--gpus-per-node", "1", "--set", "training.device=cpu")
+ON_CPU = ("--gpus-per-node", "1", "--set", "training.device=cpu")
+TRAIN = ("--nodes", "4", *ON_CPU)
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +46,18 @@ def test_four_nodes_have_the_losses_of_one_process(site: SgeSite) -> None:
     assert "abci3" in first.stderr, "no message that the service has ended"
     assert "4 nodes of rt_F" in first.stderr and "4.8 ABCI points" in first.stderr
     by_mpirun = site.status("mpirun")["job_ids"][-1]
-    by_torchrun = submit(site, "torchrun", *TRAIN, "--launcher", "torchrun", "--after", "mpirun")
+    by_torchrun = submit(site, "torchrun", "--nodes", "2", *ON_CPU, "--launcher", "torchrun", "--after", "mpirun")
     waiting = site.wait_until("torchrun", lambda run: "waits for job" in run["detail"] or run["state"] != "pending")
     assert (waiting["state"], waiting["detail"]) == ("pending", f"waits for job {by_mpirun}")
     assert [len(site.queue(job_id)) for job_id in (by_mpirun, by_torchrun)] == [1, 1]
     site.llmctl("submit", "c.yaml", "--cluster", "local", "--run-id", "alone", "--follow")
-    for run_id in ("mpirun", "torchrun"):
+    for run_id, nodes in (("mpirun", 4), ("torchrun", 2)):
         run = site.ended(run_id)
         assert (run["state"], run["exit_code"]) == ("completed", 0), site.job_log(run_id)
-        assert set(run["hosts"]) == HOSTS
+        assert len(run["hosts"]) == nodes and set(run["hosts"]) <= HOSTS
         attempt = site.path(run_id) / "attempts" / "1"
-        beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(4)]
-        assert {beat["host"] for beat in beats} == HOSTS
+        beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(nodes)]
+        assert {beat["host"] for beat in beats} == set(run["hosts"])
         hostfile = (attempt / "hostfile").read_text().splitlines()
         assert [line.split()[0] for line in hostfile] == [beat["host"] for beat in beats]
         assert {line.split()[1] for line in hostfile} == {"slots=1"}
@@ -108,14 +109,14 @@ def test_a_shell_on_a_compute_node(site: SgeSite) -> None:
 
 
 def test_attach_beside_a_running_rank(site: SgeSite) -> None:
-    submit(site, "visited", *TRAIN, "--set", "training.train_iters=100000")
+    submit(site, "visited", "--nodes", "2", *ON_CPU, "--set", "training.train_iters=100000")
     wait_for(lambda: site.iteration("visited") > 2, "some iterations")
-    beat = json.loads((site.path("visited") / "attempts/1/heartbeat/rank-00002.json").read_text())
+    beat = json.loads((site.path("visited") / "attempts/1/heartbeat/rank-00001.json").read_text())
     inside = "hostname; kill -0 $LLMCTL_RANK_PID && echo running; kill -KILL $$"
-    done = site.call("interactive", "--run", "visited", "--rank", "2", "--", "bash", "-c", inside)
+    done = site.call("interactive", "--run", "visited", "--rank", "1", "--", "bash", "-c", inside)
     assert (done.returncode, done.stdout) == (137, f"{beat['host']}\nrunning\n"), done.stderr
     keys = "hostname; tty; exit 5\n"
-    status, seen = site.on_terminal(keys.replace("\n", "\r"), "interactive", "--run", "visited", "--rank", "2")
+    status, seen = site.on_terminal(keys.replace("\n", "\r"), "interactive", "--run", "visited", "--rank", "1")
     assert status == 5 and beat["host"] in seen and "/dev/pts/" in seen, seen
     # The end of an attached shell by a signal must not end the job.
     before = site.iteration("visited")
@@ -225,7 +226,7 @@ def test_power_cut_of_the_head_and_a_second_attempt(site: SgeSite) -> None:
     """A site that restarts jobs if their host does not answer."""
     site.cluster.configure("reschedule_unknown", "00:00:05")
     changes = ("--set", "training.train_iters=100000", "--set", "checkpoint.save_interval=20")
-    submit(site, "cut", "--nodes", "2", *TRAIN[2:], *changes)
+    submit(site, "cut", "--nodes", "2", *ON_CPU, *changes)
     wait_for(lambda: site.iteration("cut") > 40, "some iterations")
     head, other = site.status("cut")["hosts"]
     # Grid Engine 8.1.9 sends a job to a new head while that host still removes the job's tasks of the first attempt.

@@ -167,7 +167,7 @@ def test_a_run_saves_before_its_time_limit(site: Site) -> None:
     """The job is asked to stop after half its limit, because its seconds to save are more than that."""
     for minutes in (1, 4, 16):
         run_id = f"short-{minutes}"
-        site.submit(run_id, "--nodes", "2", "--time", f"0:{minutes:02d}:00", *ENDLESS)
+        site.submit(run_id, "--nodes", "1", "--launcher", "srun", "--time", f"0:{minutes:02d}:00", *ENDLESS)
         run = site.ended(run_id)
         assert run["state"] == "timeout" and "time limit" in run["detail"], run
         # A busy machine may need a longer limit before there is anything to save. Who has trained has time to save:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -32,7 +31,7 @@ from trainer.generation.settings import GenerationSettings
 from trainer.generation.source import ModelSource
 from trainer.hub.gguf.file import GgufFile
 
-pytestmark = pytest.mark.skipif("FAMILY_PROOFS" not in os.environ, reason="make proofs runs this")
+pytestmark = pytest.mark.proof
 pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -66,6 +66,7 @@ def test_the_array_is_small_and_allowed_and_has_every_possible_pair():
         assert any(all(getattr(case, axis) > 1 for axis in together) for case in CASES), together
 
 
+@pytest.mark.proof
 def test_the_full_matrix_has_every_pair_of_choices():
     """Drawn factors must not follow the other factors, which could hide a fault."""
     rows = list(rows_in_full())

@@ -23,6 +23,7 @@ def inductor(tmp_path, monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("inductor")
 def test_torch_compiles_the_reference_on_request():
     found = chosen({"rms_norm": COMPILE})

@@ -222,6 +222,7 @@ def test_forward_alone():
     assert found["forward"] == pytest.approx(0.4 * found["forward and backward"])
 
 
+@pytest.mark.proof
 def test_compile_is_measured_too():
     code, out, err = bench_as_is("rms_norm=8x32", "l2_norm=37", "--dtype", "float32", "--compile", "--json", *FLAGS)
     assert code == 0, err

@@ -58,6 +58,7 @@ def test_one_trainer_runs_with_glibcs_defaults():
     assert not [name for name in surroundings(TRAINERS[PLAIN_GLIBC])[1] if name.startswith("MALLOC_")]
 
 
+@pytest.mark.proof
 def test_the_whole_benchmark(kernel_library):
     del kernel_library  # Built once for all tests.
     flags = ["rms_norm=8x32", "rope=5x3x8", "--dtype", "float32", "--repeats", "3", "--copy-mib", "1"]
