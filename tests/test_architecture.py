@@ -25,6 +25,18 @@ ENTRY_POINTS = (
     "llmctl/transport/ssh/session_program.py",
     "llmctl/supervisor/__main__.py",
 )
+NETWORK_CLIENTS = {
+    "aiohttp",
+    "ftplib",
+    "http",
+    "httpx",
+    "huggingface_hub",
+    "requests",
+    "smtplib",
+    "urllib",
+    "urllib3",
+    "wandb",
+}
 REFUSED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -127,6 +139,12 @@ def test_the_supervisor_imports_nothing_else() -> None:
 
 def test_trainer_never_imports_llmctl() -> None:
     assert [str(i) for i in ALL_IMPORTS if is_within(i.source, "trainer") and is_within(i.target, "llmctl")] == []
+
+
+def test_nothing_is_downloaded_and_no_usage_is_reported() -> None:
+    """Connections are those of ssh, of the ranks, and of the programs that fetch a named image."""
+    found = [each for module in MODULES for each in imports_of(module) if each.target.split(".")[0] in NETWORK_CLIENTS]
+    assert found == []
 
 
 def loaded_by(modules: list[str]) -> set[str]:

@@ -309,6 +309,14 @@ def test_free_values_change_no_directive_and_no_comment(scheduler):
     assert script_with(scheduler, NASTY) == script_with(scheduler, "plain")
 
 
+def test_no_value_of_a_secret_or_of_our_own_variables_comes_from_env():
+    names = ("TOKEN", "LLMCTL_RUN_ID", "MASTER_ADDR")
+    given = dict.fromkeys(names, "hunter2")
+    profile = ClusterProfile(name="bed", scheduler="slurm", runs_root="/runs", env=given)
+    job = JobSpec(name="n", env=tuple(given.items()), secrets=("TOKEN",), command=("true",))
+    assert "hunter2" not in render_case(profile, job).script
+
+
 def script_with(scheduler, value):
     """Lines of the script that a scheduler reads; bash must read a script without complaint."""
     software = EnvironmentProfile(modules=(value,), module_init=value, kind="venv", path=f"/{value}")

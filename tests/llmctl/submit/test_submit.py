@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -187,6 +188,8 @@ def test_a_dry_run_in_json_holds_script_and_commands(place, capsys):
 def test_a_command_runs_once_per_node_with_its_environment(place, monkeypatch):
     monkeypatch.setenv("TOKEN", f"secret {NASTY}")
     program = 'printf "%s\\0" "$NODE_RANK/$NNODES" "$MASTER_ADDR" "$X" "$TOKEN" "$PWD" "$1"; wc -l <"$LLMCTL_HOSTFILE"'
+    # The file of the secrets is gone before the command begins.
+    program = f"{program}; ls {shlex.quote(str(place / 'state/llmctl/secrets'))}"
     shell = ["bash", "-c", program, "bash", NASTY]
     arguments = ["submit", "--nodes", "2", "--run-id", "r", "--env", f"X={NASTY}", "--secret", "TOKEN", "--", *shell]
     assert main(arguments) == 0

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -123,13 +124,29 @@ def test_no_process_outlives_its_attempt(tmp_path):
     assert subprocess.run(["bash", "-c", all_four], capture_output=True, check=False).stdout == b""
 
 
-def test_an_attached_shell_is_not_ended_with_the_run(tmp_path):
+def test_only_processes_of_the_attempt_are_ended_with_it(tmp_path):
     run_dir = tmp_path / "r"
-    attached = {**os.environ, "LLMCTL_RUN_DIR": str(run_dir), "LLMCTL_ATTEMPT": "1", "LLMCTL_INTERACTIVE": "1"}
-    with subprocess.Popen(["sleep", "6000"], env=attached) as person:
+    own = {"LLMCTL_RUN_DIR": str(run_dir), "LLMCTL_ATTEMPT": "1", "NODE_RANK": "0"}
+    others = {
+        "attached shell": {**own, "LLMCTL_INTERACTIVE": "1"},
+        "another run": {**own, "LLMCTL_RUN_DIR": f"{run_dir}2"},
+        "another attempt": {**own, "LLMCTL_ATTEMPT": "2"},
+        "no run": {"NODE_RANK": "0"},
+    }
+    with ExitStack() as stack:
+
+        def sleeper(variables: dict[str, str]) -> "subprocess.Popen[bytes]":
+            process = stack.enter_context(subprocess.Popen(["sleep", "6000"], env={**os.environ, **variables}))
+            stack.callback(process.kill)
+            return process
+
+        started = {name: sleeper(variables) for name, variables in others.items()}
         assert run_job(run_dir, 'touch "$LLMCTL_HOSTFILE"\n').wait(HANG_S) == 0
-        assert person.poll() is None
-        person.kill()
+        started["another node"] = sleeper({**own, "NODE_RANK": "1"})
+        rank = sleeper(own)
+        processes.ask_ranks_to_end(str(run_dir), attempt=1, node=0)
+        assert rank.wait(HANG_S) == -signal.SIGTERM
+        assert [name for name, process in started.items() if process.poll() is not None] == []
 
 
 @pytest.mark.parametrize("is_training", [True, False])

@@ -1,5 +1,6 @@
 """Frames: every value survives the round trip, however its bytes arrive."""
 
+import json
 import os
 
 import pytest
@@ -64,6 +65,18 @@ def test_invalid_or_too_large_frames_are_refused(monkeypatch):
     reader.feed(b"Last login: today from here")
     with pytest.raises(FrameError, match="Last login"):
         reader.next()
+    for header in (frames._HEADER.pack(b"LLM2", 4, 0, 0), frames._HEADER.pack(b"LLM1", frames.LIMIT, 1, 1)):
+        reader = FrameReader()
+        reader.feed(header + b"null")
+        with pytest.raises(FrameError, match="is not a frame"):
+            reader.next()
     monkeypatch.setattr(frames, "LIMIT", 1000)
     with pytest.raises(FrameError, match="exceed the limit of 1000"):
         pack(b"x" * 1001)
+
+
+@pytest.mark.parametrize("kind", ["eval", "print", "os.system", "Popen"])
+def test_a_frame_makes_no_other_class_than_those_of_the_protocol(kind):
+    shape = json.dumps({"kind": kind, "of": ["1"]}).encode()
+    with pytest.raises(KeyError, match=kind):
+        unpack(frames._HEADER.pack(b"LLM1", len(shape), 0, 0) + shape, 1000)
