@@ -38,6 +38,7 @@ from trainer.process.device import choose_device, device_name
 from trainer.process.failure import PeerFailedError, record_failure
 from trainer.process.heartbeat import Heartbeat
 from trainer.process.metrics import MetricsFile, SpeedScale
+from trainer.process.precision import cpu_has_fast_products, slow_precision
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
 from trainer.process.run_lock import LockedRunError, RunLock
@@ -291,9 +292,8 @@ def _print_summary(
     progress: TrainingProgress,
 ) -> None:
     lines = [*summarize_run(config, mesh, data.vocab_size, device_name(device)), *selection.lines(), *data.notes]
-    warning = unrelated_apex()
-    if warning is not None:
-        lines.append(warning)
+    warnings = (slow_precision(config.training, device, cpu_has_fast_products), unrelated_apex())
+    lines.extend(warning for warning in warnings if warning is not None)
     if restored is not None and progress.iteration == 0:
         lines.append(f"starting from the weights of {restored}")
     elif restored is not None:

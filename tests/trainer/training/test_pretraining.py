@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from tests.resume_torture import Attempt, config_of, last_row, rows, wait_until
 from tests.waiting import HANG_S
@@ -11,6 +12,7 @@ from trainer.checkpoint.directory import complete_iterations
 from trainer.checkpoint.resume import OTHER_KERNELS
 from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.tokenizers.null import NullTokenizer
+from trainer.process.precision import cpu_has_fast_products
 
 
 def start(run, variant="dp2 fp16", number=1, **changes):
@@ -115,6 +117,8 @@ def test_fp16_finds_its_loss_scale(tmp_path):
     assert 0 < last["skipped_iterations"] < 30
     assert last["loss_scale"] < 2.0**40
     assert last["grad_norm"] is None or last["grad_norm"] > 0
+    is_slow = not cpu_has_fast_products(torch.float16)
+    assert [log(run, rank).count("training.fp16: matrix products") for rank in (0, 1)] == [is_slow, 0]
 
 
 def test_data_that_cannot_be_used_ends_before_the_ranks_meet(tmp_path):
