@@ -80,12 +80,12 @@ def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None
     assert len(laptop.queue(job_id)) == 1
     waiting = laptop.submit("next", "--after", "train", "--", "hostname")
     follower = laptop.start("logs", "-f", "train")
-    assert laptop.status("next")["state"] == "pending" and len(laptop.queue(waiting)) == 1
     wait_for(lambda: laptop.iteration("train") > 20, "the first iterations")
     assert follower.stdout is not None
     followed = ""
     # The run must not end before its follower has lost the connection.
     with laptop.cluster.paused("LLMCTL_RUN_ID=train\0", "\0LOCAL_RANK="):
+        assert laptop.status("next")["state"] == "pending" and len(laptop.queue(waiting)) == 1
         for words in ("iteration 10/150", "connection to hpc lost"):
             while words not in followed:
                 line = follower.stdout.readline()
