@@ -114,8 +114,21 @@ def train(rank, world_size, config, iterations=3):
     return [loss for loss, _ in outcomes], [outcome.grad_norm for _, outcome in outcomes], weights, ranges
 
 
-def assert_same(ranks, world_size, build):
-    plain = ranks.run(train, build(), world_size=world_size)
+@pytest.fixture(scope="module")
+def unsharded(ranks):
+    """Reports of a run without shards; each is made once."""
+    made = {}
+
+    def reports(config, world_size=4):
+        key = config.model_dump_json(), world_size
+        made[key] = made.get(key) or ranks.run(train, config, world_size=world_size)
+        return made[key]
+
+    return reports
+
+
+def assert_same(ranks, unsharded, world_size, build):
+    plain = unsharded(build(), world_size)
     sharded = ranks.run(train, build(use_distributed_optimizer=True), world_size=world_size)
     for one, other in zip(plain, sharded, strict=True):
         assert one[0] == other[0]
@@ -128,8 +141,8 @@ def assert_same(ranks, world_size, build):
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("dp", [2, 4])
-def test_bits_are_those_of_unsharded_training(ranks, dp, optimizer, precision):
-    assert_same(ranks, dp, partial(configure, GPT2, optimizer, precision))
+def test_bits_are_those_of_unsharded_training(ranks, unsharded, dp, optimizer, precision):
+    assert_same(ranks, unsharded, dp, partial(configure, GPT2, optimizer, precision))
 
 
 @pytest.mark.parametrize(
@@ -147,15 +160,15 @@ def test_bits_are_those_of_unsharded_training(ranks, dp, optimizer, precision):
     ],
     ids=str,
 )
-def test_bits_are_those_of_unsharded_training_in_other_layouts(ranks, model, parallel):
+def test_bits_are_those_of_unsharded_training_in_other_layouts(ranks, unsharded, model, parallel):
     if parallel.get("tensor_model_parallel_size"):
         model = {**model, "make_vocab_size_divisible_by": 2}
-    assert_same(ranks, 4, partial(configure, model, ADAM, **parallel))
+    assert_same(ranks, unsharded, 4, partial(configure, model, ADAM, **parallel))
 
 
-def test_bits_of_offloaded_shards_are_the_same(ranks):
+def test_bits_of_offloaded_shards_are_the_same(ranks, unsharded):
     offloaded = {**ADAM, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.6}
-    plain = ranks.run(train, configure(GPT2, ADAM, {"bf16": True}))
+    plain = unsharded(configure(GPT2, ADAM, {"bf16": True}))
     sharded = ranks.run(train, configure(GPT2, offloaded, {"bf16": True}, use_distributed_optimizer=True))
     assert all((plain[0][2][name] == weights).all() for report in sharded for name, weights in report[2].items())
 
@@ -340,9 +353,9 @@ FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform"
     ],
     ids=str,
 )
-def test_every_use_of_a_weight_waits_for_it(ranks, model, training, parallel):
+def test_every_use_of_a_weight_waits_for_it(ranks, unsharded, model, training, parallel):
     build = partial(configure, model, ADAM, training, **parallel)
-    plain = ranks.run(train, build())
+    plain = unsharded(build())
     late = ranks.run(train_with_late_gathers, build(use_distributed_optimizer=True), "evaluate")
     for one, other in zip(plain, late, strict=True):
         assert one[0] == other[0]
