@@ -7,12 +7,13 @@
 #               instruction level of the processor
 # make proofs   the table of families in docs/guide/models.md, by the tests that prove it
 # make torture  exact resume after kill -9 at 20 random instants
+# make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU="--dry" on the CPU
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture clean
+.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture gpu clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
@@ -66,6 +67,10 @@ proofs: set-up
 
 torture: set-up
 	@$(PYTHON_OF_VENV) -m tests.resume_torture </dev/null
+
+# No set-up: a machine with a GPU has its own Python with torch, and often no network (scripts/gpu_wheels.sh).
+gpu:
+	python3 -m benchmarks.gpu.stages $(GPU)
 
 clean:
 	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

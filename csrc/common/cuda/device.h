@@ -30,8 +30,20 @@ static __device__ __forceinline__ Pack<T, N> load(const T *row, int64 unit) {
   return *reinterpret_cast<const Pack<T, N> *>(row + unit * N);
 }
 
+/* The rows are in global memory. A plain store of a pack that was computed element by element becomes up to eight stores of
+ * 2 bytes, so 16 bytes are stored by an instruction. "memory": loads of the same row must not move behind it. */
 template <int N, typename T>
 static __device__ __forceinline__ void store(T *row, int64 unit, const Pack<T, N> &pack) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(pack) == 16) {
+    unsigned words[4];
+    memcpy(words, &pack, sizeof words);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(row + unit * N), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
+    return;
+  }
+#endif
   *reinterpret_cast<Pack<T, N> *>(row + unit * N) = pack;
 }
 

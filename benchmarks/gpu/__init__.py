@@ -1,0 +1,1 @@
+"""Measurements on one GPU, in stages that fit a short visit: see ``stages``."""
