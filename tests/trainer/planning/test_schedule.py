@@ -45,11 +45,27 @@ def chunks_of(kind):
 VARIANTS = [(kind, chunks) for kind in SCHEDULE_KINDS for chunks in chunks_of(kind)]
 
 
+def counts_around(pp):
+    """Numbers of micro-batches at which warm-up, groups and rest of a schedule change."""
+    return sorted({1, 2, *(waves * pp + more for waves in (1, 2) for more in (-1, 0, 1))} - {0})
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("kind", "chunks"), [(kind, chunks) for kind, chunks in VARIANTS if chunks < 4])
+def test_every_schedule_can_run_where_its_phases_change(kind, chunks, pp):
+    require_valid(kind, chunks, pp, counts_around(pp))
+
+
+@pytest.mark.proof
 @pytest.mark.parametrize("pp", range(1, 9))
 @pytest.mark.parametrize(("kind", "chunks"), VARIANTS)
 def test_every_schedule_can_run_at_any_size(kind, chunks, pp):
+    require_valid(kind, chunks, pp, MICRO_BATCHES)
+
+
+def require_valid(kind, chunks, pp, counts):
     """Tables are complete, ordered and within bounds; single messages always match, batches where required."""
-    for count in MICRO_BATCHES:
+    for count in counts:
         schedule = build_schedule(kind, pp, chunks, count)
         assert schedule.placement == placement_of(kind, pp, chunks)
         check(schedule)
