@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from trainer.families.llama import LLAMA
 from trainer.families.mixtral import MIXTRAL
 from trainer.generation.source import ModelSource
 
-pytest.importorskip("lm_eval")
-pytest.importorskip("accelerate")
+# Their import takes seconds, also of workers that run other files.
+pytestmark = pytest.mark.skipif(
+    not (find_spec("lm_eval") and find_spec("accelerate")), reason="lm-eval or accelerate is not installed"
+)
 
 VOCABULARY = 300
 

@@ -163,7 +163,7 @@ def test_bubble_of_1f1b_is_that_of_the_paper(pp, count):
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 def test_bubble_of_interleaved_is_divided_by_the_chunks(pp, chunks):
     """Narayanan et al. 2021, section 2.2, for any number of micro-batches."""
-    for count in range(pp, 4 * pp + 1):
+    for count in (pp, pp + 1, 2 * pp - 1, 2 * pp, 2 * pp + 1, 4 * pp - 1):
         step_time = timeline(interleaved_one_f_one_b(pp, chunks, count), {F: 1, B: 2}).step_time
         assert step_time == 3 * chunks * count + 3 * (pp - 1), count
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
-import multiprocessing
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rank_server import rank_context
 from tests.trainer.data.samples.test_gpt_dataset import LENGTHS, documents, of
 from tests.trainer.data.token_files import write
 from tests.waiting import HANG_S
@@ -222,7 +222,7 @@ def build_at_once(folder: str, barrier, results) -> None:  # type: ignore[no-unt
 
 
 def test_many_processes_start_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = rank_context()
     barrier, results = context.Barrier(4), context.Queue()
     processes = [context.Process(target=build_at_once, args=(str(tmp_path), barrier, results)) for _ in range(4)]
     for process in processes:

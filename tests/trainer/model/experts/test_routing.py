@@ -1,11 +1,9 @@
 """Groups of experts, router bias and expert bias: equal to the routers of transformers."""
 
+from importlib import import_module
+
 import pytest
 import torch
-from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE, DeepseekV3TopkRouter
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 
 from tests.trainer.model.moe_layers import HIDDEN, Layout, build_layer, config_of, draw
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
@@ -26,6 +24,11 @@ SHAPE = {
     "topk_group": 2,
     "moe_intermediate_size": 24,
 }
+
+
+def modeling(family):
+    """Module of transformers. Its import takes seconds, which workers that run other files need not spend."""
+    return import_module(f"transformers.models.{family}.modeling_{family}")
 
 
 def layer_of(model):
@@ -68,27 +71,33 @@ def check_router(model, theirs, bias=None):
 
 @pytest.mark.parametrize("divides", [True, False], ids=["sum-1", "plain"])
 def test_router_of_deepseek_v3(divides):
-    theirs = DeepseekV3TopkRouter(DeepseekV3Config(**SHAPE, norm_topk_prob=divides))
+    v3 = modeling("deepseek_v3")
+    theirs = v3.DeepseekV3TopkRouter(v3.DeepseekV3Config(**SHAPE, norm_topk_prob=divides))
     check_router({**V3, "moe_router_norm_topk_prob": divides}, theirs, bias_of())
 
 
 @pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
 def test_router_of_deepseek_v2(method):
     groups = {**GROUPS, "moe_router_group_score": "max"} if method != "greedy" else {}
-    theirs = DeepseekV2TopkRouter(DeepseekV2Config(**SHAPE, topk_method=method))
+    v2 = modeling("deepseek_v2")
+    theirs = v2.DeepseekV2TopkRouter(v2.DeepseekV2Config(**SHAPE, topk_method=method))
     check_router({**SWIGLU, **groups, "moe_router_pre_softmax": True}, theirs)
 
 
 def test_router_of_gpt_oss():
-    theirs = GptOssTopKRouter(
-        GptOssConfig(hidden_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=3, num_attention_heads=4)
+    gpt_oss = modeling("gpt_oss")
+    theirs = gpt_oss.GptOssTopKRouter(
+        gpt_oss.GptOssConfig(
+            hidden_size=HIDDEN, num_local_experts=EXPERTS, num_experts_per_tok=3, num_attention_heads=4
+        )
     )
     check_router({**SWIGLU, "moe_router_bias": True}, theirs)
 
 
 def test_layer_of_deepseek_v3():
     layer = layer_of({**V3, "moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 48})
-    theirs = DeepseekV3MoE(DeepseekV3Config(**SHAPE, n_shared_experts=2))
+    v3 = modeling("deepseek_v3")
+    theirs = v3.DeepseekV3MoE(v3.DeepseekV3Config(**SHAPE, n_shared_experts=2))
     with torch.no_grad():
         theirs.gate.weight.copy_(layer.router.weight)
         for bias in (layer.router.expert_bias.values, theirs.gate.e_score_correction_bias):
