@@ -24,7 +24,8 @@ class UserFolders:
     Attributes:
         home: the home directory.
         config: clusters/NAME.yaml (overlays and own profiles), templates/, config.yaml.
-        state: the index of runs, and secrets that runs on this machine have not read yet.
+        state: the index of runs, site messages that were shown, the last good answer of each Python about torch, and
+            secrets that runs on this machine have not read yet.
     """
 
     home: Path

@@ -21,10 +21,11 @@ from llmctl.errors import LlmctlError, RecordError, SchedulerError, SubmissionLo
 from llmctl.runs.record import RunIndex, RunRecord, Submission
 from llmctl.runs.scheduler_query import RetryPolicy, find_job, last_line
 from llmctl.submit.checks import runs_root_problem
-from llmctl.submit.environment_checks import check_container_runtime, check_torch
+from llmctl.submit.environment_checks import check_container_runtime
 from llmctl.submit.origins import profile_error
 from llmctl.submit.plan import Plan
 from llmctl.submit.request import JobPlan
+from llmctl.submit.torch_check import check_torch
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.protocol import CommandResult, Transport, program_of, transport_for
 

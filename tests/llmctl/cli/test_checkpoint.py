@@ -10,7 +10,7 @@ from llmctl.runs.record import RunIndex, RunRecord
 
 PYTHON = """#!/bin/bash
 # Stand-in for a job's Python: answers the probe, and records the command that it gets.
-if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 -"; exit; fi
+if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 - 0"; exit; fi
 printf '%s\\n' "$@" >"$NOTES/argv"
 exit "${STATUS-0}"
 """

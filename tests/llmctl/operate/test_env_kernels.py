@@ -9,7 +9,7 @@ from llmctl.cli.main import main
 
 PYTHON = """#!/bin/bash
 # Stand-in for a job's Python: answers the probe, and records the command that it gets and its environment.
-if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 ${PROBED_CUDA--}"; exit; fi
+if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 ${PROBED_CUDA--} 0"; exit; fi
 printf '%s\\n' "$@" >"$NOTES/argv"
 printf '%s\\n' "$PYTHONPATH" "$LLMCTL_CACHE_DIR" "$SITE" >"$NOTES/environment"
 echo '{"a": "document"}'

@@ -15,9 +15,9 @@ import yaml
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, SchedulerError, UsageError
 from llmctl.runs.record import RunRecord
-from llmctl.submit.environment_checks import check_torch
 from llmctl.submit.execute import execute_plan
 from llmctl.submit.plan import Request, plan_submission
+from llmctl.submit.torch_check import check_torch
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.submit.test_queue_submit import CONFIG, PROFILE, SBATCH, SQUEUE
 
@@ -74,8 +74,8 @@ def write_program(path: Path, text: str) -> None:
 
 
 def write_python(there: Path, versions: str, status: int = 0) -> None:
-    """Stand-in for the environment's Python, which reports a version of torch."""
-    write_program(there / "venv/bin/python", f"#!/bin/bash\necho '{versions}'\nexit {status}\n")
+    """Stand-in for the environment's Python, which reports a version of torch and a digest."""
+    write_program(there / "venv/bin/python", f"#!/bin/bash\necho '{versions} {'0' * 64}'\nexit {status}\n")
     (there / "venv/bin/activate").write_text("")
 
 

@@ -1,0 +1,183 @@
+"""Check that the jobs' Python has a torch that fits the nodes, with a memory of the last good answer.
+
+An import of torch takes seconds of the processor, on a busy parallel file system minutes.
+"""
+
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmctl.backends.base import JobRequest
+from llmctl.context import Context, is_remote
+from llmctl.site.profile import ClusterProfile
+from llmctl.submit.environment_checks import last_words
+from llmctl.submit.origins import Problem, profile_error
+from llmctl.submit.render import environment_script
+from llmctl.submit.request import job_python
+from llmctl.transport.file_writes import FileWrite, write_files
+from llmctl.transport.protocol import CommandResult, Transport
+
+_IMPORT_TIMEOUT_S = 300.0
+"""The first import of torch from a busy parallel file system takes minutes."""
+_PIP = "pip install 'llmctl[train]'"
+_PROBE = """\
+import hashlib, importlib.util, os, sys
+def facts(path):
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return path
+    return path, seen.st_ino, seen.st_size, seen.st_mtime_ns
+spec = importlib.util.find_spec("torch")
+folder = os.path.dirname(spec.origin or "") if spec else ""
+paths = [sys.executable, folder + "/version.py", folder + "/lib"] + [path for path in sys.path if path]
+names = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
+now = repr((os.uname()[1], [os.environ.get(name) for name in names], [facts(path) for path in paths]))
+now = hashlib.sha256(now.encode("utf-8", "surrogateescape")).hexdigest()
+if now == sys.argv[-1]:
+    print(*sys.argv[1:])
+    sys.exit()
+try:
+    import torch
+except ModuleNotFoundError as error:
+    sys.exit(3 if error.name == "torch" else str(error))
+gpu = torch.version.cuda or getattr(torch.version, "hip", None) or "-"
+print(sys.version.split()[0], torch.__version__, gpu, now)
+"""
+"""Prints the versions of Python and torch, what torch is built for, and a digest of all that these depend on: machine,
+interpreter, folders of modules, libraries. Arguments: the last answer, which is printed again if its digest is right.
+"""
+_GOOD_ANSWER = re.compile(r"[!-~]{1,80} [!-~]{1,80} [!-~]{1,80} [0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class TorchFound:
+    """Versions of Python and torch for a job. ``built_for``: CUDA or ROCm version; empty for CPUs."""
+
+    python: str
+    torch: str
+    built_for: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return (
+            f"python {self.python}, torch {self.torch} for {f'GPUs ({self.built_for})' if self.built_for else 'CPUs'}"
+        )
+
+
+def check_torch(
+    profile: ClusterProfile,
+    context: Context,
+    transport: Transport,
+    python: str,
+    request: JobRequest,
+    *,
+    imports: bool = False,
+) -> TorchFound | None:
+    """Refuse a Python without torch, and a torch built for CPUs on GPU nodes.
+
+    Args:
+        profile: of the cluster.
+        context: of this call.
+        transport: the machine whose Python is asked.
+        python: path of the interpreter.
+        request: of the job.
+        imports: torch must be imported, even if nothing has changed since the last good answer.
+
+    Returns:
+        The versions; None if our own interpreter has a torch, which is not imported.
+
+    Raises:
+        ProfileError: no torch, no such Python, or a torch built for CPUs; names the remedy.
+        SchedulerError: the Python does not answer.
+    """
+    software = profile.environment
+    is_plain = not (software.modules or software.setup or software.kind)
+    found: TorchFound | Problem | None
+    if python == sys.executable and is_plain and not transport.is_remote and not request.gpus_per_node:
+        from importlib.util import find_spec
+
+        found = None if find_spec("torch") is not None else _no_torch(python)
+    else:
+        script = environment_script(profile, context.folders)
+        memory = _memory(context, transport.host, script, python)
+        known = "" if imports else _recall(memory)
+        argv = ["bash", "-c", script, "bash", python, "-c", _PROBE, *known.split()]
+        answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S)
+        found = judge_torch(python, answer, request)
+        _remember(memory, known, "" if isinstance(found, Problem) else " ".join(answer.stdout.split()[-4:]))
+    if isinstance(found, Problem):
+        raise profile_error(context, profile, [found])
+    return found
+
+
+def judge_torch(python: str, answer: CommandResult, request: JobRequest) -> TorchFound | Problem:
+    """Parse the output of the torch probe: versions, or the problem. Pure."""
+    if answer.exit_status == 3:
+        return _no_torch(python)
+    words = answer.stdout.split()[-4:]
+    if answer.exit_status != 0 or len(words) != 4:
+        return Problem(
+            "environment",
+            f"{python} does not start: {last_words(answer)}\nllmctl clusters validate checks it",
+            of="profile",
+        )
+    found = TorchFound(words[0], words[1], words[2].strip("-"))
+    if request.gpus_per_node and not found.built_for:
+        kind = request.resource_type or f"the nodes of {request.profile.name}"
+        return Problem(
+            "environment",
+            f"{python} has torch {found.torch}, built for CPUs, and {kind} has GPUs; install a torch for GPUs: "
+            "https://pytorch.org/get-started\nto train on CPUs instead: --set training.device=cpu",
+            of="profile",
+        )
+    return found
+
+
+def check_job_python(profile: ClusterProfile, context: Context) -> None:
+    """Refuse an environment whose Python does not start or has no torch. Images are not checked.
+
+    Raises:
+        ProfileError: names the remedy.
+        SchedulerError: the machine or the Python does not answer.
+    """
+    own = "" if is_remote(profile) else sys.executable
+    python = job_python(profile, context.folders, own)
+    if profile.environment.kind != "container" and python:
+        request = JobRequest(profile, job_name="", run_dir="")
+        check_torch(profile, context, context.connect(profile), python, request, imports=True)
+
+
+def _no_torch(python: str) -> Problem:
+    return Problem(
+        "environment", f"{python} has no torch, which the trainer needs\ninstall it: {python} -m {_PIP}", of="profile"
+    )
+
+
+def _memory(context: Context, host: str, script: str, python: str) -> Path:
+    """File of the last good answer to this question."""
+    import hashlib
+
+    question = "\0".join((host, script, python)).encode("utf-8", "surrogateescape")
+    return context.folders.state / "torch" / hashlib.sha256(question).hexdigest()
+
+
+def _recall(memory: Path) -> str:
+    """The last good answer; empty if there is none, or no readable one."""
+    try:
+        known = memory.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return known if _GOOD_ANSWER.fullmatch(known) else ""
+
+
+def _remember(memory: Path, known: str, answer: str) -> None:
+    """Keep a good answer. Any other, as the empty one of a Python that failed, removes the last one."""
+    # Only time is lost if the file cannot be written.
+    with suppress(OSError):
+        if not _GOOD_ANSWER.fullmatch(answer):
+            memory.unlink(missing_ok=True)
+        elif answer != known:
+            write_files([FileWrite(str(memory), answer.encode("ascii"))])
