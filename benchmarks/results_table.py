@@ -60,7 +60,7 @@ def tables(documents: Sequence[Document]) -> list[str]:
                 seen.add(key)
                 lines += ["", *_device_table(document, device)]
     if seen <= {"cpu"}:
-        lines += ["", "No GPU has been measured yet."]
+        lines += ["", "This table is of CPUs."]
     trained = next((document for document in documents if document.get("training")), None)
     if trained is not None:
         lines += ["", *_training_table(trained)]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.training_run [--device cpu]
 
-Trains twelve steps at once, then six and, in a new process from the checkpoint, six more. The losses must be the same
-to the bit. Exit code 1 if they are not.
+Trains twelve steps at once, then six and, in a new process from the checkpoint, six more, with deterministic kernels.
+The losses must be the same to the bit. Exit code 1 if they are not.
 """
 
 import argparse
@@ -56,6 +56,7 @@ def train(folder: Path, device: str, iterations: int) -> tuple[list[dict[str, An
     }
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     switches = ("--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--bf16", "--mock-data")
+    switches += ("--deterministic-mode",)
     argv = [sys.executable, "-m", "trainer", "pretrain", *flags, *switches]
     environment = os.environ | {"LLMCTL_RUN_DIR": str(folder)}
     done = subprocess.run(

@@ -29,19 +29,19 @@ struct Inputs {
         rows(rows_of(inner)),
         inner_width(last_size(inner)),
         width(gated ? inner_width / 2 : inner_width) {
-    STD_TORCH_CHECK(kind_in >= LLMCTL_SILU && kind_in <= LLMCTL_SQUARED_RELU, "llmctl::", op,
-                    ": there is no activation ", kind_in);
-    STD_TORCH_CHECK(!gated || inner_width % 2 == 0, "llmctl::", op, ": ", inner_width,
-                    " channels are no pairs of gates and ups");
+    LLMCTL_CHECK(kind_in >= LLMCTL_SILU && kind_in <= LLMCTL_SQUARED_RELU, "llmctl::", op,
+                 ": there is no activation ", kind_in);
+    LLMCTL_CHECK(!gated || inner_width % 2 == 0, "llmctl::", op, ": ", inner_width,
+                 " channels are no pairs of gates and ups");
     if (bias) check_vector(*bias, inner, op, "bias");
     if (!row_weight) return;
     /* Rows without channels also have weights. */
     const auto sizes = inner.sizes();
     const int64_t weights = std::accumulate(sizes.begin(), sizes.end() - 1, int64_t{1}, std::multiplies<int64_t>());
-    STD_TORCH_CHECK(row_weight->numel() == weights, "llmctl::", op, ": ", row_weight->numel(), " row weights for ",
-                    weights, " rows");
-    STD_TORCH_CHECK(row_weight->scalar_type() == wide_type(inner), "llmctl::", op,
-                    ": row weights are float32, of float64 rows float64");
+    LLMCTL_CHECK(row_weight->numel() == weights, "llmctl::", op, ": ", row_weight->numel(), " row weights for ",
+                 weights, " rows");
+    LLMCTL_CHECK(row_weight->scalar_type() == wide_type(inner), "llmctl::", op,
+                 ": row weights are float32, of float64 rows float64");
     check_device(*row_weight, inner, op, "row_weight");
   }
 
@@ -129,10 +129,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor &grad_activated_in, con
   const char *op = "activation_backward";
   const Inputs in(inner, bias, row_weight, kind, gated, op);
   const Tensor grad_activated = packed(grad_activated_in);
-  STD_TORCH_CHECK(grad_activated.numel() == in.rows * in.width, "llmctl::", op, ": grad_activated has ",
-                  grad_activated.numel(), " elements, not ", in.rows * in.width);
-  STD_TORCH_CHECK(grad_activated.scalar_type() == in.inner.scalar_type(), "llmctl::", op,
-                  ": grad_activated has another dtype");
+  LLMCTL_CHECK(grad_activated.numel() == in.rows * in.width, "llmctl::", op, ": grad_activated has ",
+               grad_activated.numel(), " elements, not ", in.rows * in.width);
+  LLMCTL_CHECK(grad_activated.scalar_type() == in.inner.scalar_type(), "llmctl::", op,
+               ": grad_activated has another dtype");
   check_device(grad_activated, in.inner, op, "grad_activated");
   const Tensor grad_inner = unwritten(in.inner, in.inner.sizes());
   const Tensor grad_row_weight =

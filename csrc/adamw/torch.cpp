@@ -37,12 +37,12 @@ struct Cuda {
 };
 
 void check_float(const Tensors &tensors, const char *name) {
-  STD_TORCH_CHECK(tensors[0].scalar_type() == ScalarType::Float, "llmctl::adamw_: ", name, " are not float32");
+  LLMCTL_CHECK(tensors[0].scalar_type() == ScalarType::Float, "llmctl::adamw_: ", name, " are not float32");
 }
 
 int low_dtype(const Tensors &tensors, const char *name) {
   const int dtype = dtype_of(tensors[0], "adamw_");
-  STD_TORCH_CHECK(dtype != LLMCTL_FLOAT64, "llmctl::adamw_: ", name, " are float64");
+  LLMCTL_CHECK(dtype != LLMCTL_FLOAT64, "llmctl::adamw_: ", name, " are float64");
   return dtype;
 }
 
@@ -57,7 +57,7 @@ void step(Tensors masters, Tensors grads, Tensors exp_avgs, Tensors exp_avg_sqs,
   check_float(masters, "masters");
   check_float(exp_avgs, "exp_avgs");
   check_float(exp_avg_sqs, "exp_avg_sqs");
-  STD_TORCH_CHECK(number >= 1, "llmctl::adamw_: steps are counted from 1");
+  LLMCTL_CHECK(number >= 1, "llmctl::adamw_: steps are counted from 1");
   const bool has_copies = !copies.empty();
   if (has_copies) check_list_like(copies, masters, op, "copies");
   std::vector<Span> written;

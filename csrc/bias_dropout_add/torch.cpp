@@ -36,8 +36,8 @@ struct Cuda {
 };
 
 llmctl_dropout dropout_of(double probability, int64_t seed) {
-  STD_TORCH_CHECK(probability >= 0.0 && probability < 1.0, "llmctl::bias_dropout_add: the probability is ", probability,
-                  ", not in [0, 1)");
+  LLMCTL_CHECK(probability >= 0.0 && probability < 1.0, "llmctl::bias_dropout_add: the probability is ", probability,
+               ", not in [0, 1)");
   const double threshold = std::nearbyint(probability * 4294967296.0);
   return {static_cast<uint64_t>(seed), static_cast<uint32_t>(std::min(threshold, 4294967295.0)),
           1.0 / (1.0 - probability)};
@@ -48,12 +48,12 @@ Tensor run(const Tensor &input, const OptionalTensor &bias, const OptionalTensor
            double probability, int64_t seed) {
   const char *op = "bias_dropout_add";
   const int dtype = dtype_of(input, op);
-  STD_TORCH_CHECK(input.dim() >= 2, "llmctl::", op, ": the input has ", input.dim(), " dims, not rows and channels");
+  LLMCTL_CHECK(input.dim() >= 2, "llmctl::", op, ": the input has ", input.dim(), " dims, not rows and channels");
   if (bias) check_vector(*bias, input, op, "bias");
   if (residual) check_like(*residual, input, op, "residual");
-  STD_TORCH_CHECK(positions.scalar_type() == ScalarType::Long && positions.dim() == 1 &&
-                      positions.size(0) == input.size(0) && same_device(positions, input),
-                  "llmctl::", op, ": positions are not one int64 for each row of the input, on its device");
+  LLMCTL_CHECK(positions.scalar_type() == ScalarType::Long && positions.dim() == 1 &&
+                   positions.size(0) == input.size(0) && same_device(positions, input),
+               "llmctl::", op, ": positions are not one int64 for each row of the input, on its device");
   const Tensor rows = packed(input), output = unwritten(rows, rows.sizes());
   const int64_t count = input.size(0), inner = count == 0 ? 0 : input.numel() / count;
   if (inner == 0) return output;

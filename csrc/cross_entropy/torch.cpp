@@ -7,16 +7,16 @@ namespace llmctl {
 namespace {
 
 void check(const Tensor &logits, const Tensor &labels, int64_t num_valid, bool exponentials, const char *op) {
-  STD_TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous(), "llmctl::", op,
-                  ": logits are not [tokens, columns] without gaps, as what is changed in place must be");
-  STD_TORCH_CHECK(labels.dim() == 1 && labels.size(0) == logits.size(0) && labels.is_contiguous(), "llmctl::", op,
-                  ": labels are not one for each of the ", logits.size(0), " rows");
-  STD_TORCH_CHECK(labels.scalar_type() == ScalarType::Long, "llmctl::", op, ": labels are not int64");
+  LLMCTL_CHECK(logits.dim() == 2 && logits.is_contiguous(), "llmctl::", op,
+               ": logits are not [tokens, columns] without gaps, as what is changed in place must be");
+  LLMCTL_CHECK(labels.dim() == 1 && labels.size(0) == logits.size(0) && labels.is_contiguous(), "llmctl::", op,
+               ": labels are not one for each of the ", logits.size(0), " rows");
+  LLMCTL_CHECK(labels.scalar_type() == ScalarType::Long, "llmctl::", op, ": labels are not int64");
   check_device(labels, logits, op, "labels");
-  STD_TORCH_CHECK(num_valid >= 0 && num_valid <= logits.size(1), "llmctl::", op, ": ", num_valid,
-                  " valid columns are not among ", logits.size(1));
-  STD_TORCH_CHECK(!exponentials || (logits.scalar_type() == wide_type(logits) && !logits.is_cuda()), "llmctl::", op,
-                  ": only float32 and float64 logits on a CPU become exponentials");
+  LLMCTL_CHECK(num_valid >= 0 && num_valid <= logits.size(1), "llmctl::", op, ": ", num_valid,
+               " valid columns are not among ", logits.size(1));
+  LLMCTL_CHECK(!exponentials || (logits.scalar_type() == wide_type(logits) && !logits.is_cuda()), "llmctl::", op,
+               ": only float32 and float64 logits on a CPU become exponentials");
 }
 
 /* The results of a pass over the rows: one number per row, or NULL if not requested. */

@@ -17,8 +17,8 @@ const int64_t *numbers(const Tensor &tensor) { return static_cast<const int64_t 
 void check_range(const Tensor &what, int64_t first, int64_t last, const char *op, const char *name) {
   const int64_t *const values = numbers(what), *const stop = values + what.numel();
   const auto wrong = std::find_if(values, stop, [=](int64_t value) { return value < first || value > last; });
-  STD_TORCH_CHECK(wrong == stop, "llmctl::", op, ": ", name, " has ", wrong == stop ? 0 : *wrong, ", not a number from ",
-                  first, " to ", last);
+  LLMCTL_CHECK(wrong == stop, "llmctl::", op, ": ", name, " has ", wrong == stop ? 0 : *wrong, ", not a number from ",
+               first, " to ", last);
 }
 
 struct Cpu {
@@ -59,22 +59,22 @@ struct Cuda {
 };
 
 void check_numbers(const Tensor &what, int64_t dims, const Tensor &model, const char *op, const char *name) {
-  STD_TORCH_CHECK(what.scalar_type() == ScalarType::Long && what.dim() == dims && same_device(what, model),
-                  "llmctl::", op, ": ", name, " are not int64 of ", dims, " dims on the device of the rows");
+  LLMCTL_CHECK(what.scalar_type() == ScalarType::Long && what.dim() == dims && same_device(what, model),
+               "llmctl::", op, ": ", name, " are not int64 of ", dims, " dims on the device of the rows");
 }
 
 void check_weights(const Tensor &weights, int64_t count, int64_t topk, const Tensor &model, const char *op) {
-  STD_TORCH_CHECK(weights.dim() == 2 && weights.size(0) == count && weights.size(1) == topk, "llmctl::", op,
-                  ": weights are not one for each of ", topk, " choices of ", count, " tokens");
-  STD_TORCH_CHECK(weights.scalar_type() == wide_type(model) && same_device(weights, model), "llmctl::", op,
-                  ": weights are not float32, or float64 of float64 rows, on the device of the rows");
+  LLMCTL_CHECK(weights.dim() == 2 && weights.size(0) == count && weights.size(1) == topk, "llmctl::", op,
+               ": weights are not one for each of ", topk, " choices of ", count, " tokens");
+  LLMCTL_CHECK(weights.scalar_type() == wide_type(model) && same_device(weights, model), "llmctl::", op,
+               ": weights are not float32, or float64 of float64 rows, on the device of the rows");
 }
 
 template <typename Device>
 Tensor combine(const Tensor &rows_in, const Tensor &places_in, const OptionalTensor &weights_in) {
   const char *op = "moe_combine";
   const int dtype = dtype_of(rows_in, op);
-  STD_TORCH_CHECK(rows_in.dim() == 2, "llmctl::", op, ": rows have ", rows_in.dim(), " dims, not 2");
+  LLMCTL_CHECK(rows_in.dim() == 2, "llmctl::", op, ": rows have ", rows_in.dim(), " dims, not 2");
   check_numbers(places_in, 2, rows_in, op, "places");
   const Sizes sizes{rows_in.size(0), places_in.size(0), places_in.size(1), rows_in.size(1)};
   if (weights_in) check_weights(*weights_in, sizes.count, sizes.topk, rows_in, op);
@@ -90,18 +90,18 @@ std::tuple<Tensor, Tensor> combine_backward(const Tensor &grad_tokens_in, const 
                                             const Tensor &choices_in, const Tensor &weights_in) {
   const char *op = "moe_combine_backward";
   const int dtype = dtype_of(rows_in, op);
-  STD_TORCH_CHECK(rows_in.dim() == 2 && grad_tokens_in.dim() == 2 && grad_tokens_in.size(1) == rows_in.size(1) &&
-                      grad_tokens_in.scalar_type() == rows_in.scalar_type(),
-                  "llmctl::", op, ": the gradient is not of tokens like the rows");
+  LLMCTL_CHECK(rows_in.dim() == 2 && grad_tokens_in.dim() == 2 && grad_tokens_in.size(1) == rows_in.size(1) &&
+                   grad_tokens_in.scalar_type() == rows_in.scalar_type(),
+               "llmctl::", op, ": the gradient is not of tokens like the rows");
   check_device(grad_tokens_in, rows_in, op, "grad_tokens");
   check_numbers(choices_in, 1, rows_in, op, "choices");
-  STD_TORCH_CHECK(choices_in.size(0) == rows_in.size(0), "llmctl::", op, ": there are ", choices_in.size(0),
-                  " choices for ", rows_in.size(0), " rows");
-  STD_TORCH_CHECK(weights_in.dim() == 2, "llmctl::", op, ": weights have ", weights_in.dim(), " dims, not 2");
+  LLMCTL_CHECK(choices_in.size(0) == rows_in.size(0), "llmctl::", op, ": there are ", choices_in.size(0),
+               " choices for ", rows_in.size(0), " rows");
+  LLMCTL_CHECK(weights_in.dim() == 2, "llmctl::", op, ": weights have ", weights_in.dim(), " dims, not 2");
   const Sizes sizes{rows_in.size(0), grad_tokens_in.size(0), weights_in.size(1), rows_in.size(1)};
   check_weights(weights_in, sizes.count, sizes.topk, rows_in, op);
-  STD_TORCH_CHECK(sizes.count * sizes.topk > 0 || sizes.chosen == 0, "llmctl::", op, ": there are ", sizes.chosen,
-                  " rows, but tokens have no choices");
+  LLMCTL_CHECK(sizes.count * sizes.topk > 0 || sizes.chosen == 0, "llmctl::", op, ": there are ", sizes.chosen,
+               " rows, but tokens have no choices");
   const Tensor grad_tokens = packed(grad_tokens_in), rows = packed(rows_in), choices = packed(choices_in);
   const Tensor weights = packed(weights_in);
   const Tensor grad_rows = unwritten(rows, rows.sizes());

@@ -36,20 +36,20 @@ class Call {
 
   /* Angles [sequence, batch or 1, ..., rotated / 2], with dims of size 1 in between. */
   void turn_by(const OptionalTensor &cos, const OptionalTensor &sin, bool is_interleaved, bool is_inverse) {
-    STD_TORCH_CHECK(cos.has_value() == sin.has_value(), "llmctl::", op_, ": cos and sin come together or not at all");
+    LLMCTL_CHECK(cos.has_value() == sin.has_value(), "llmctl::", op_, ": cos and sin come together or not at all");
     if (!cos) return;
-    STD_TORCH_CHECK(last_size(*cos) == last_size(*sin), "llmctl::", op_, ": cos and sin differ in width");
+    LLMCTL_CHECK(last_size(*cos) == last_size(*sin), "llmctl::", op_, ": cos and sin differ in width");
     cos_ = side_by_side(*cos);
     sin_ = side_by_side(*sin);
     angles_ = {data(cos_), data(sin_), {}, {}, 2 * last_size(*cos), is_interleaved, is_inverse};
-    STD_TORCH_CHECK(angles_.rotated <= head_dim_, "llmctl::", op_, ": angles for ", angles_.rotated,
-                    " channels, heads have ", head_dim_);
+    LLMCTL_CHECK(angles_.rotated <= head_dim_, "llmctl::", op_, ": angles for ", angles_.rotated,
+                 " channels, heads have ", head_dim_);
     find_strides(*cos_, "cos", angles_.cos_strides);
     find_strides(*sin_, "sin", angles_.sin_strides);
   }
 
   void check_kind(const Tensor &tensor, const char *name) const {
-    STD_TORCH_CHECK(tensor.scalar_type() == model_.scalar_type(), "llmctl::", op_, ": ", name, " has another dtype");
+    LLMCTL_CHECK(tensor.scalar_type() == model_.scalar_type(), "llmctl::", op_, ": ", name, " has another dtype");
     check_device(tensor, model_, op_, name);
   }
 
@@ -75,9 +75,9 @@ class Call {
 
   void find_strides(const Tensor &table, const char *name, long long *strides) const {
     check_kind(table, name);
-    STD_TORCH_CHECK(table.dim() >= 3 && table.size(0) == sequence_ && (table.size(1) == batch_ || table.size(1) == 1) &&
-                        table.numel() == table.size(0) * table.size(1) * last_size(table),
-                    "llmctl::", op_, ": ", name, " is not [sequence, batch or 1, 1, ..., rotated / 2]");
+    LLMCTL_CHECK(table.dim() >= 3 && table.size(0) == sequence_ && (table.size(1) == batch_ || table.size(1) == 1) &&
+                     table.numel() == table.size(0) * table.size(1) * last_size(table),
+                 "llmctl::", op_, ": ", name, " is not [sequence, batch or 1, 1, ..., rotated / 2]");
     strides[0] = table.stride(0);
     strides[1] = table.size(1) == 1 ? 0 : table.stride(1);
   }
@@ -113,13 +113,13 @@ struct Cuda {
 };
 
 void check_packed(const Tensor &packed, const char *op) {
-  STD_TORCH_CHECK(packed.dim() == 5 && packed.size(3) >= 3, "llmctl::", op,
-                  ": packed is not [sequence, batch, groups, queries per group + 2, head_dim]");
-  STD_TORCH_CHECK(packed.size(4) <= 1 || packed.stride(4) == 1, "llmctl::", op,
-                  ": packed has gaps between its channels");
+  LLMCTL_CHECK(packed.dim() == 5 && packed.size(3) >= 3, "llmctl::", op,
+               ": packed is not [sequence, batch, groups, queries per group + 2, head_dim]");
+  LLMCTL_CHECK(packed.size(4) <= 1 || packed.stride(4) == 1, "llmctl::", op,
+               ": packed has gaps between its channels");
   for (int64_t dim = 0; dim < 4; ++dim) {
-    STD_TORCH_CHECK(packed.size(dim) <= 1 || packed.stride(dim) > 0, "llmctl::", op,
-                    ": packed was expanded, and what is turned in place is turned once: clone it");
+    LLMCTL_CHECK(packed.size(dim) <= 1 || packed.stride(dim) > 0, "llmctl::", op,
+                 ": packed was expanded, and what is turned in place is turned once: clone it");
   }
 }
 
@@ -159,14 +159,14 @@ template <typename Device>
 Tensor join(const Tensor &grad_query, const Tensor &grad_key, const Tensor &grad_value, const OptionalTensor &cos,
             const OptionalTensor &sin, bool interleaved) {
   const char *op = "rope_join";
-  STD_TORCH_CHECK(grad_query.dim() == 4 && grad_key.dim() == 4, "llmctl::", op,
-                  ": gradients are [batch, heads, sequence, head_dim]");
+  LLMCTL_CHECK(grad_query.dim() == 4 && grad_key.dim() == 4, "llmctl::", op,
+               ": gradients are [batch, heads, sequence, head_dim]");
   check_like(grad_value, grad_key, op, "grad_value");
   const int64_t batch = grad_key.size(0), groups = grad_key.size(1), sequence = grad_key.size(2);
   const int64_t head_dim = grad_key.size(3), queries = groups == 0 ? 1 : grad_query.size(1) / groups;
-  STD_TORCH_CHECK(grad_query.size(0) == batch && grad_query.size(1) == groups * queries &&
-                      grad_query.size(2) == sequence && grad_query.size(3) == head_dim,
-                  "llmctl::", op, ": the shapes of grad_query and grad_key do not belong together");
+  LLMCTL_CHECK(grad_query.size(0) == batch && grad_query.size(1) == groups * queries &&
+                   grad_query.size(2) == sequence && grad_query.size(3) == head_dim,
+               "llmctl::", op, ": the shapes of grad_query and grad_key do not belong together");
   Call call(op, grad_key, sequence, batch);
   call.check_kind(grad_query, "grad_query");
   call.turn_by(cos, sin, interleaved, true);

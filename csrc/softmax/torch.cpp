@@ -7,15 +7,15 @@ namespace llmctl {
 namespace {
 
 int64_t queries_of(const Tensor &scores, const char *op) {
-  STD_TORCH_CHECK(scores.dim() >= 2, "llmctl::", op, ": scores are not [..., queries, keys]");
+  LLMCTL_CHECK(scores.dim() >= 2, "llmctl::", op, ": scores are not [..., queries, keys]");
   return scores.size(scores.dim() - 2);
 }
 
 /* Elements from one index of a dim of the mask to the next: 0 where all share one. */
 int64_t mask_stride(const Tensor &mask, const Tensor &scores, int64_t dim, const char *op) {
   const int64_t size = mask.size(dim);
-  STD_TORCH_CHECK(size == scores.size(dim) || size == 1, "llmctl::", op, ": the mask has ", size, " entries in dim ",
-                  dim, ", neither 1 nor the ", scores.size(dim), " of the scores");
+  LLMCTL_CHECK(size == scores.size(dim) || size == 1, "llmctl::", op, ": the mask has ", size, " entries in dim ",
+               dim, ", neither 1 nor the ", scores.size(dim), " of the scores");
   return size == 1 ? 0 : mask.stride(dim);
 }
 
@@ -25,11 +25,11 @@ Tensor with_adjacent_keys(const Tensor &mask) { return mask.stride(3) == 1 ? mas
 Tensor masked(const Tensor &scores_in, const Tensor &mask_in, double scale) {
   const char *op = "scaled_masked_softmax";
   const int dtype = dtype_of(scores_in, op);
-  STD_TORCH_CHECK(scores_in.dim() == 4 && mask_in.dim() == 4, "llmctl::", op,
-                  ": scores and mask are not [batch, heads, queries, keys]");
-  STD_TORCH_CHECK(last_size(mask_in) == last_size(scores_in), "llmctl::", op, ": the mask has ", last_size(mask_in),
-                  " keys, the scores have ", last_size(scores_in));
-  STD_TORCH_CHECK(mask_in.scalar_type() == ScalarType::Bool, "llmctl::", op, ": the mask is not boolean");
+  LLMCTL_CHECK(scores_in.dim() == 4 && mask_in.dim() == 4, "llmctl::", op,
+               ": scores and mask are not [batch, heads, queries, keys]");
+  LLMCTL_CHECK(last_size(mask_in) == last_size(scores_in), "llmctl::", op, ": the mask has ", last_size(mask_in),
+               " keys, the scores have ", last_size(scores_in));
+  LLMCTL_CHECK(mask_in.scalar_type() == ScalarType::Bool, "llmctl::", op, ": the mask is not boolean");
   check_device(mask_in, scores_in, op, "the mask");
   const Tensor scores = packed(scores_in), mask = with_adjacent_keys(mask_in);
   const int64_t rows = rows_of(scores), width = last_size(scores), heads = scores.size(1), queries = scores.size(2);

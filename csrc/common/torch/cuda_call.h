@@ -21,7 +21,7 @@ inline void *current_cuda_stream(int32_t device) {
     return reinterpret_cast<Function>(found);
   }();
   void *stream = nullptr;
-  STD_TORCH_CHECK(function != nullptr && function(device, &stream) == 0, "torch does not tell its current CUDA stream");
+  LLMCTL_CHECK(function != nullptr && function(device, &stream) == 0, "torch does not tell its current CUDA stream");
   return stream;
 }
 
@@ -47,7 +47,7 @@ class __attribute__((visibility("hidden"))) CudaCall {
 
   /* Throws on an error that a function llmctl_cuda_... returned. */
   void check(int error) const {
-    STD_TORCH_CHECK(error == 0, "llmctl::", op_, " on cuda:", device_, ": ", llmctl_cuda_error(error));
+    LLMCTL_CHECK(error == 0, "llmctl::", op_, " on cuda:", device_, ": ", llmctl_cuda_error(error));
   }
 
  private:

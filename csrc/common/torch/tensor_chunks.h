@@ -43,10 +43,10 @@ inline void for_chunks(const std::vector<Chunk> &chunks, Body body) {
 /* Checks that `tensors` are contiguous, of one dtype and on one device. */
 inline void check_list(const std::vector<Tensor> &tensors, const char *op, const char *name) {
   for (const Tensor &tensor : tensors) {
-    STD_TORCH_CHECK(tensor.is_contiguous(), "llmctl::", op, ": one of ", name, " is not contiguous");
-    STD_TORCH_CHECK(tensor.scalar_type() == tensors[0].scalar_type(), "llmctl::", op, ": ", name,
-                    " have more than one dtype");
-    STD_TORCH_CHECK(same_device(tensor, tensors[0]), "llmctl::", op, ": ", name, " are on more than one device");
+    LLMCTL_CHECK(tensor.is_contiguous(), "llmctl::", op, ": one of ", name, " is not contiguous");
+    LLMCTL_CHECK(tensor.scalar_type() == tensors[0].scalar_type(), "llmctl::", op, ": ", name,
+                 " have more than one dtype");
+    LLMCTL_CHECK(same_device(tensor, tensors[0]), "llmctl::", op, ": ", name, " are on more than one device");
   }
 }
 
@@ -54,11 +54,11 @@ inline void check_list(const std::vector<Tensor> &tensors, const char *op, const
 inline void check_list_like(const std::vector<Tensor> &tensors, const std::vector<Tensor> &model, const char *op,
                             const char *name) {
   check_list(tensors, op, name);
-  STD_TORCH_CHECK(tensors.size() == model.size(), "llmctl::", op, ": there are ", tensors.size(), " ", name, " for ",
-                  model.size(), " masters");
+  LLMCTL_CHECK(tensors.size() == model.size(), "llmctl::", op, ": there are ", tensors.size(), " ", name, " for ",
+               model.size(), " masters");
   for (size_t i = 0; i < tensors.size(); ++i) {
-    STD_TORCH_CHECK(tensors[i].numel() == model[i].numel() && same_device(tensors[i], model[i]), "llmctl::", op,
-                    ": number ", i, " of ", name, " is not like its master");
+    LLMCTL_CHECK(tensors[i].numel() == model[i].numel() && same_device(tensors[i], model[i]), "llmctl::", op,
+                 ": number ", i, " of ", name, " is not like its master");
   }
 }
 
@@ -79,8 +79,8 @@ inline void add_spans(std::vector<Span> &spans, const std::vector<Tensor> &tenso
 inline void check_apart(std::vector<Span> spans, const char *op) {
   std::sort(spans.begin(), spans.end(), [](const Span &left, const Span &right) { return left.first < right.first; });
   for (size_t i = 1; i < spans.size(); ++i) {
-    STD_TORCH_CHECK(spans[i - 1].stop <= spans[i].first, "llmctl::", op,
-                    ": two of the tensors that it changes share memory, or one was given twice");
+    LLMCTL_CHECK(spans[i - 1].stop <= spans[i].first, "llmctl::", op,
+                 ": two of the tensors that it changes share memory, or one was given twice");
   }
 }
 

@@ -7,7 +7,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,6 +16,7 @@
 
 #include "../column_sums/abi.h"
 #include "../dtype.h"
+#include "check.h"
 
 namespace llmctl {
 
@@ -30,7 +30,7 @@ inline int dtype_of(const Tensor &tensor, const char *op) {
     case ScalarType::BFloat16: return LLMCTL_BFLOAT16;
     case ScalarType::Half: return LLMCTL_FLOAT16;
     case ScalarType::Double: return LLMCTL_FLOAT64;
-    default: STD_TORCH_CHECK(false, "llmctl::", op, " takes float32, bfloat16, float16 and float64 only");
+    default: LLMCTL_CHECK(false, "llmctl::", op, " takes float32, bfloat16, float16 and float64 only");
   }
   return -1;
 }
@@ -102,29 +102,29 @@ inline bool same_device(const Tensor &left, const Tensor &right) {
 }
 
 inline void check_device(const Tensor &what, const Tensor &model, const char *op, const char *name) {
-  STD_TORCH_CHECK(same_device(what, model), "llmctl::", op, ": ", name, " is on another device");
+  LLMCTL_CHECK(same_device(what, model), "llmctl::", op, ": ", name, " is on another device");
 }
 
 /* Checks that `what` is like `model` in shape, dtype and device. */
 inline void check_like(const Tensor &what, const Tensor &model, const char *op, const char *name) {
-  STD_TORCH_CHECK(same_shape(what, model), "llmctl::", op, ": ", name, " has another shape");
-  STD_TORCH_CHECK(what.scalar_type() == model.scalar_type(), "llmctl::", op, ": ", name, " has another dtype");
+  LLMCTL_CHECK(same_shape(what, model), "llmctl::", op, ": ", name, " has another shape");
+  LLMCTL_CHECK(what.scalar_type() == model.scalar_type(), "llmctl::", op, ": ", name, " has another dtype");
   check_device(what, model, op, name);
 }
 
 /* Checks that `what` is a vector as long as the last dim of `model`, of its dtype and on its device. */
 inline void check_vector(const Tensor &what, const Tensor &model, const char *op, const char *name) {
-  STD_TORCH_CHECK(what.dim() == 1 && what.size(0) == last_size(model), "llmctl::", op, ": ", name, " has ",
-                  what.numel(), " elements, not one for each of the ", last_size(model), " channels");
-  STD_TORCH_CHECK(what.scalar_type() == model.scalar_type(), "llmctl::", op, ": ", name, " has another dtype");
+  LLMCTL_CHECK(what.dim() == 1 && what.size(0) == last_size(model), "llmctl::", op, ": ", name, " has ",
+               what.numel(), " elements, not one for each of the ", last_size(model), " channels");
+  LLMCTL_CHECK(what.scalar_type() == model.scalar_type(), "llmctl::", op, ": ", name, " has another dtype");
   check_device(what, model, op, name);
 }
 
 /* One number for each of `rows` rows, without gaps, of the type of the statistics of `model` and on its device. */
 inline void check_row_numbers(const Tensor &what, const Tensor &model, int64_t rows, const char *op, const char *name) {
-  STD_TORCH_CHECK(what.dim() == 1 && what.size(0) == rows && what.is_contiguous(), "llmctl::", op, ": ", name,
-                  " is not one number for each of the ", rows, " rows");
-  STD_TORCH_CHECK(what.scalar_type() == wide_type(model), "llmctl::", op, ": ", name, " has another dtype");
+  LLMCTL_CHECK(what.dim() == 1 && what.size(0) == rows && what.is_contiguous(), "llmctl::", op, ": ", name,
+               " is not one number for each of the ", rows, " rows");
+  LLMCTL_CHECK(what.scalar_type() == wide_type(model), "llmctl::", op, ": ", name, " has another dtype");
   check_device(what, model, op, name);
 }
 

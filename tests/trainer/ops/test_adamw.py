@@ -117,8 +117,10 @@ def test_many_steps_are_those_of_torch(backend):
 @pytest.mark.parametrize("dtype", LOW[1:], ids=str)
 def test_examples_are_calls_of_training(dtype):
     """The example has float32 gradients and 16-bit weights."""
+    here = torch.device("cpu")
     for example in ADAMW.examples:
-        _, grads, _, _, copies, _ = example(torch.device("cpu"), dtype, torch.Generator().manual_seed(1))
+        with here:
+            _, grads, _, _, copies, _ = example(here, dtype, torch.Generator("cpu").manual_seed(1))
         assert {grad.dtype for grad in grads} == {torch.float32} and {copy.dtype for copy in copies} == {dtype}
 
 

@@ -58,7 +58,10 @@ def operation(request):
 
 
 def example(operation, number=0, dtype=torch.float32):
-    return operation.examples[number](torch.get_default_device(), dtype, torch.Generator("cpu").manual_seed(1))
+    where = torch.get_default_device()
+    # On a GPU it is torch's default device, which would not take the generator.
+    with torch.device("cpu"):
+        return operation.examples[number](where, dtype, torch.Generator("cpu").manual_seed(1))
 
 
 def launched():

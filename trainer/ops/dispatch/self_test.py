@@ -43,7 +43,9 @@ def _problem(
     operation: Operation[Any], backend: Backend, device: torch.device, example: Callable[[torch.Generator], Any]
 ) -> str | None:
     def arguments() -> Any:
-        return example(torch.Generator().manual_seed(1))
+        # The generator draws on the CPU, also where torch's default device is a GPU.
+        with torch.device("cpu"):
+            return example(torch.Generator("cpu").manual_seed(1))
 
     reference = operation.implementations["reference"].function
     # Catch any error of a library, driver or compiler, and out-of-memory errors of the reference on one rank: the other

@@ -21,8 +21,7 @@ from trainer.planning.kernel_choice import RequestedBackend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 AUTO = RequestedBackend("auto", "training.kernel_backend", False)
-SLOW_COPY = "the benchmark measured less than 80% of the speed of a copy"
-NO_FASTER = "the benchmark measured less than 1.1 times the speed of torch"
+FASTER = "the benchmark found torch faster"
 
 
 def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
@@ -35,27 +34,18 @@ def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
 
 def test_a_native_kernel_that_is_fast_enough_stays_first():
     ranking = rank(
-        [row("native", 1.0, 0.80), row("torch", 1.11), row("reference", 4.0), row("plain", 0.1), row("small", 0.1)]
+        # Less than a copy's speed is no reason for a slower backend.
+        [row("native", 1.0, 0.3), row("torch", 1.01), row("reference", 4.0), row("plain", 0.1), row("small", 0.1)]
     )
     assert ranking.order == ("native", "nvrtc", "torch", "reference", "compile")
     assert ranking.reasons == {"compile": "the benchmark measured torch here, but not compile"}
 
 
-@pytest.mark.parametrize(
-    ("native", "reason"),
-    [
-        (row("native", 1.0, 0.79), SLOW_COPY),
-        (row("native", 1.0, 0.95), NO_FASTER),
-        (row("nvrtc", 1.0, 0.95), NO_FASTER),
-    ],
-)
-def test_a_native_kernel_that_is_too_slow_comes_last(native, reason):
-    ranking = rank(
-        [native, row("compile", 2.0), row("torch", 1.09 if reason == NO_FASTER else 1.2), row("reference", 4.0)]
-    )
+@pytest.mark.parametrize("native", ["native", "nvrtc"])
+def test_a_native_kernel_that_is_slower_than_another_comes_last(native):
+    ranking = rank([row(native, 1.0, 0.95), row("compile", 2.0), row("torch", 0.99), row("reference", 4.0)])
     assert ranking.order == ("torch", "compile", "reference", "native", "nvrtc")
-    faster = "the benchmark found torch faster"
-    assert ranking.reasons == {"native": reason, "nvrtc": reason, "compile": faster}
+    assert ranking.reasons == {"native": FASTER, "nvrtc": FASTER, "compile": FASTER}
 
 
 def test_every_large_size_counts_and_no_small_one():
@@ -63,7 +53,7 @@ def test_every_large_size_counts_and_no_small_one():
     small = {"size": "64x256", "moved": 1 << 20}
     assert rank([*rows, row("native", 1.0, 0.1, **small), row("torch", 0.1, **small)]).order[0] == "native"
     other = {"size": "32768x8192"}
-    assert rank([*rows, row("native", 1.0, 0.9, **other), row("torch", 1.0, **other)]).order[0] == "torch"
+    assert rank([*rows, row("native", 1.0, 0.9, **other), row("torch", 0.9, **other)]).order[0] == "torch"
     # A backend that was not measured at every size has no rank.
     assert rank([*rows, row("native", 1.0, 0.9, **other), row("reference", 1.0, **other)]) is None
 
@@ -147,7 +137,7 @@ def chosen(rows, missing=(), requested=AUTO, dtype=torch.float32):
     return choose_kernels({"rms_norm": requested}, availability, CPU, dtype, is_alone=True)
 
 
-SLOW_OWN = [row("native", 1.0, 0.7), row("compile", 3.0), row("torch", 2.0), row("reference", 4.0)]
+SLOW_OWN = [row("native", 2.5), row("compile", 3.0), row("torch", 2.0), row("reference", 4.0)]
 
 
 @pytest.mark.usefixtures("operation")
@@ -164,7 +154,7 @@ def test_auto_uses_the_backend_that_measured_better_and_reports_it():
     assert found.backends == {"rms_norm": "torch"}
     assert found.lines() == [
         "kernels: torch for rms_norm",
-        f"kernels: rms_norm: torch instead of native: {SLOW_COPY}",
+        f"kernels: rms_norm: torch instead of native: {FASTER}",
         "kernels: rms_norm: torch instead of compile: the benchmark found torch faster",
     ]
     assert chosen(SLOW_OWN, missing=["torch"]).backends == {"rms_norm": "compile"}
@@ -181,7 +171,7 @@ def test_a_backend_by_name_is_used_despite_measurements():
 def test_reference_may_be_the_best():
     found = chosen([row("native", 1.0, 0.7), row("reference", 0.5)])
     assert found.backends == {"rms_norm": "reference"}
-    assert dict(found.passed_over["rms_norm"])["native"] == SLOW_COPY
+    assert dict(found.passed_over["rms_norm"])["native"] == "the benchmark found reference faster"
 
 
 def here(monkeypatch, tmp_path, rows):
@@ -200,7 +190,7 @@ def test_saved_measurements_are_used_on_gpus(monkeypatch, tmp_path):
     assert KernelSetup(settings, CPU).availability({"rms_norm": AUTO}).rankings == {}
     assert KernelSetup(settings, CUDA).availability({"rms_norm": replace(AUTO, backend="reference")}).rankings == {}
     measured = setup.tuning_here(settings, CUDA)
-    measured.path.write_text(measured.path.read_text().replace('"seconds": 1.0', '"seconds": "one"'))
+    measured.path.write_text(measured.path.read_text().replace('"seconds": 2.5', '"seconds": "one"'))
     assert KernelSetup(settings, CUDA).availability({"rms_norm": AUTO}).rankings == {}
 
 
@@ -222,7 +212,7 @@ def measurement(backend, seconds, of_copy):
 
 def test_the_bench_chooses_by_its_own_measurements(operation, monkeypatch):
     monkeypatch.setattr(selection, "self_test", lambda *_: None)
-    rows = [measurement("native", 1.0, 0.7), measurement("torch", 2.0, 0.3), measurement("reference", 4.0, 0.2)]
+    rows = [measurement("native", 2.5, 0.7), measurement("torch", 2.0, 0.3), measurement("reference", 4.0, 0.2)]
     found = _ranked(operation, rows, Availability({}, {}), CUDA, torch.float32)
     assert {one.backend: one.is_chosen for one in found} == {"native": False, "torch": True, "reference": False}
     assert _ranked(operation, rows, Availability({}, {}), CPU, torch.float32) == rows

@@ -29,7 +29,7 @@ from trainer.ops.operation import Operation
 pytestmark = pytest.mark.gpu
 
 _HERE = Path(__file__).parent
-_PLUGIN = (sys.executable, "-m", "pytest", "-p", "tests.trainer.ops.tools.gpu_plugin", "--no-header", "-q")
+_PLUGIN = (sys.executable, "-m", "pytest", "-p", "tests.trainer.ops.tools.gpu_plugin", "--no-header")
 _CAPTURED = [
     (operation, dtype)
     for operation in ROWS
@@ -56,7 +56,11 @@ def test_ops_pass_their_tests(operation: str, backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("operation", _COMPILED, ids=lambda operation: operation.name)
-def test_torch_compiles_the_references(operation: Operation[Any], dtype: torch.dtype) -> None:
+def test_torch_compiles_the_references(
+    operation: Operation[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise inductor's compilers outlive the tests.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     assert self_test(operation, "compile", torch.device("cuda", 0), dtype) is None
 
 

@@ -30,7 +30,7 @@ class CudaCall {
   void *stream() const { return nullptr; }
 
   void check(int error) const {
-    STD_TORCH_CHECK(error == 0, "llmctl::", op_, ": ", llmctl_cuda_error(error), ": ", emulation_complaint());
+    LLMCTL_CHECK(error == 0, "llmctl::", op_, ": ", llmctl_cuda_error(error), ": ", emulation_complaint());
   }
 
  private:
