@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from tests.schedulers import kernel_cache
+from tests.schedulers.running import wait_for_end
 from tests.testbeds.slurm_cluster import SlurmCluster
 from tests.waiting import HANG_S, wait_for
 
@@ -23,7 +24,14 @@ LLMCTL = str(Path(sys.executable).with_name("llmctl"))
 GRACE_S = 120
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
-    "training": {"train_iters": 12, "seq_length": 32, "micro_batch_size": 1, "global_batch_size": 8},
+    "training": {
+        "train_iters": 12,
+        "seq_length": 32,
+        "micro_batch_size": 1,
+        "global_batch_size": 8,
+        # A hundred by default, which would take a fifth of the time of a rank.
+        "eval_iters": 0,
+    },
     "optimizer": {"lr": 1e-3},
     "data": {"mock_data": True},
     "logging": {"log_interval": 1},
@@ -148,8 +156,11 @@ class Site:
 
     def ended(self, run_id: str) -> dict[str, Any]:
         """Wait until a run has ended."""
-        going = ("pending", "running", "unknown")
-        return self.wait_until(run_id, lambda run: run["state"] not in going)
+        return wait_for_end(
+            self.path(run_id),
+            lambda: self.status(run_id),
+            lambda: f"{self.job_log(run_id)}\n{self.scheduler_report()}",
+        )
 
     def path(self, run_id: str) -> Path:
         """The run directory."""

@@ -14,14 +14,23 @@ from typing import Any
 import yaml
 
 from tests.schedulers import kernel_cache
+from tests.schedulers.running import wait_for_end
 from tests.testbeds.ssh_hosts import SshHosts
-from tests.waiting import HANG_S, wait_for
+from tests.waiting import HANG_S
 
 LLMCTL = str(Path(sys.executable).with_name("llmctl"))
 GRACE_S = 10
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
-    "training": {"train_iters": 12, "seq_length": 32, "micro_batch_size": 1, "global_batch_size": 8, "device": "cpu"},
+    "training": {
+        "train_iters": 12,
+        "seq_length": 32,
+        "micro_batch_size": 1,
+        "global_batch_size": 8,
+        "device": "cpu",
+        # A hundred by default, which would take a fifth of the time of a rank.
+        "eval_iters": 0,
+    },
     "optimizer": {"lr": 1e-3},
     "data": {"mock_data": True},
     "logging": {"log_interval": 1},
@@ -102,14 +111,7 @@ class Site:
 
     def ended(self, run_id: str) -> dict[str, Any]:
         """Wait until a run has ended."""
-        run: dict[str, Any] = {}
-
-        def has_ended() -> bool:
-            run.update(self.status(run_id))
-            return run["state"] not in ("pending", "running", "unknown")
-
-        wait_for(has_ended, lambda: f"{run}\n{self.logs(run_id)}", step_s=1.5)
-        return run
+        return wait_for_end(self.path(run_id), lambda: self.status(run_id), lambda: self.logs(run_id))
 
     def path(self, run_id: str) -> Path:
         """The run directory on the shared file system."""

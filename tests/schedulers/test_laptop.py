@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.laptop_site import CLUSTER, Laptop
+from tests.schedulers.running import held
 from tests.testbeds import login_node, slurm_cluster
 from tests.testbeds.login_node import LoginNode
 from tests.testbeds.slurm_cluster import SlurmCluster
@@ -18,6 +19,8 @@ from tests.waiting import HANG_S, wait_for
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
+# An agent of torchrun costs as much as a rank.
+BY_SRUN = ("--launcher", "srun")
 _LOSING_SBATCH = """\
 #!/bin/bash
 # Once, if the flag file exists: the job is accepted, and the connection is cut before the answer.
@@ -76,7 +79,7 @@ def nodes_of(laptop: Laptop) -> list[tuple[str, str]]:
 
 def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None:
     """Two nodes train; every line of the log is shown once, in spite of cut connections."""
-    job_id = laptop.submit("train", "--nodes", "2", "--set", "training.train_iters=150")
+    job_id = laptop.submit("train", "--nodes", "2", *BY_SRUN, "--set", "training.train_iters=150")
     assert len(laptop.queue(job_id)) == 1
     waiting = laptop.submit("next", "--after", "train", "--", "hostname")
     follower = laptop.start("logs", "-f", "train")
@@ -84,7 +87,8 @@ def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None
     assert follower.stdout is not None
     followed = ""
     # The run must not end before its follower has lost the connection.
-    with laptop.cluster.paused("LLMCTL_RUN_ID=train\0", "\0LOCAL_RANK="):
+    with held(laptop.path("train")) as ranks:
+        assert len(ranks) == 2
         assert laptop.status("next")["state"] == "pending" and len(laptop.queue(waiting)) == 1
         for words in ("iteration 10/150", "connection to hpc lost"):
             while words not in followed:
@@ -143,7 +147,8 @@ def test_a_secret_leaves_no_trace(laptop: Laptop) -> None:
 
 
 def test_cancel_and_resume_with_the_clock_of_the_laptop_off(laptop: Laptop) -> None:
-    laptop.submit("again", "--set", "training.train_iters=1000000", "--set", "checkpoint.save_interval=1000000")
+    endless = ("--set", "training.train_iters=1000000", "--set", "checkpoint.save_interval=1000000")
+    laptop.submit("again", *BY_SRUN, *endless)
     wait_for(lambda: laptop.iteration("again") > 2, "the first iterations")
     laptop.llmctl("cancel", "again")
     saved = laptop.ended("again")
@@ -153,10 +158,12 @@ def test_cancel_and_resume_with_the_clock_of_the_laptop_off(laptop: Laptop) -> N
     rows = [json.loads(line) for line in (laptop.path("again") / "metrics.jsonl").read_text().splitlines()]
     assert min(row["iteration"] for row in rows if row["attempt"] == 2) == saved["iteration"] + 1
     # The run's heartbeats and metrics are fresh, in spite of the laptop's wrong clock.
-    for seconds in (-3600, 3600):
-        (run,) = json.loads(laptop.with_clock_off(seconds, "status", "again", "--json"))["runs"]
-        assert run["state"] == "running" and "heartbeat" not in run["detail"], run
-        assert run["metrics_age_s"] < 1800, run
+    with held(laptop.path("again")) as ranks:
+        assert len(ranks) == 1
+        for seconds in (-3600, 3600):
+            (run,) = json.loads(laptop.with_clock_off(seconds, "status", "again", "--json"))["runs"]
+            assert run["state"] == "running" and "heartbeat" not in run["detail"], run
+            assert run["metrics_age_s"] < 1800, run
     output = laptop.with_clock_off(3600, "cancel", "again")
     assert "cancelled" in output
     laptop.with_clock_off(3600, "submit", "--cluster", CLUSTER, "--run-id", "early", "--", "true")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.prepared_text import check_preparation
+from tests.schedulers.running import held
 from tests.schedulers.sge_site import SgeSite
 from tests.testbeds.sge_cluster import SgeCluster, sge_cluster
 from tests.waiting import wait_for
@@ -113,11 +114,13 @@ def test_attach_beside_a_running_rank(site: SgeSite) -> None:
     wait_for(lambda: site.iteration("visited") > 2, "some iterations")
     beat = json.loads((site.path("visited") / "attempts/1/heartbeat/rank-00001.json").read_text())
     inside = "hostname; kill -0 $LLMCTL_RANK_PID && echo running; kill -KILL $$"
-    done = site.call("interactive", "--run", "visited", "--rank", "1", "--", "bash", "-c", inside)
-    assert (done.returncode, done.stdout) == (137, f"{beat['host']}\nrunning\n"), done.stderr
-    keys = "hostname; tty; exit 5\n"
-    status, seen = site.on_terminal(keys.replace("\n", "\r"), "interactive", "--run", "visited", "--rank", "1")
-    assert status == 5 and beat["host"] in seen and "/dev/pts/" in seen, seen
+    with held(site.path("visited")) as ranks:
+        assert len(ranks) == 2
+        done = site.call("interactive", "--run", "visited", "--rank", "1", "--", "bash", "-c", inside)
+        assert (done.returncode, done.stdout) == (137, f"{beat['host']}\nrunning\n"), done.stderr
+        keys = "hostname; tty; exit 5\n"
+        status, seen = site.on_terminal(keys.replace("\n", "\r"), "interactive", "--run", "visited", "--rank", "1")
+        assert status == 5 and beat["host"] in seen and "/dev/pts/" in seen, seen
     # The end of an attached shell by a signal must not end the job.
     before = site.iteration("visited")
     wait_for(lambda: site.iteration("visited") > before + 2, "more iterations")

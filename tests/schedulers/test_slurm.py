@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.prepared_text import check_preparation
+from tests.schedulers.running import held
 from tests.schedulers.slurm_site import Site
 from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.waiting import HANG_S, wait_for
@@ -58,15 +59,17 @@ def test_a_run_after_another(site: Site) -> None:
 
 
 def test_four_nodes_have_the_losses_of_one_process(site: Site, alone: dict[int, float]) -> None:
-    site.submit("torchrun", "--nodes", "4")
-    site.submit("srun", "--nodes", "4", "--launcher", "srun", "--after", "torchrun")
-    follower = site.start("logs", "-f", "torchrun")
-    for run_id in ("torchrun", "srun"):
+    # An agent of torchrun imports torch, too. So the four nodes are those of srun.
+    site.submit("srun", "--nodes", "4", "--launcher", "srun")
+    site.submit("torchrun", "--nodes", "2", "--launcher", "torchrun", "--after", "srun")
+    follower = site.start("logs", "-f", "srun")
+    for run_id, nodes in (("srun", 4), ("torchrun", 2)):
         run = site.ended(run_id)
-        assert (run["state"], run["exit_code"], run["hosts"]) == ("completed", 0, [*NODES]), site.job_log(run_id)
+        hosts = [*NODES[:nodes]]
+        assert (run["state"], run["exit_code"], run["hosts"]) == ("completed", 0, hosts), site.job_log(run_id)
         attempt = site.path(run_id) / "attempts" / "1"
-        beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(4)]
-        assert [beat["host"] for beat in beats] == [*NODES]
+        beats = [json.loads((attempt / "heartbeat" / f"rank-{rank:05d}.json").read_text()) for rank in range(nodes)]
+        assert [beat["host"] for beat in beats] == hosts
         assert same(site.losses(run_id), alone)
     followed, _ = follower.communicate(timeout=HANG_S)
     assert follower.returncode == 0 and "iteration 12/12" in followed
@@ -123,7 +126,8 @@ def test_power_cut_requeue_and_resume(site: Site) -> None:
     rows = [json.loads(line) for line in (site.path("cut") / "metrics.jsonl").read_text().splitlines()]
     again = [row["iteration"] for row in rows if row["attempt"] == 2]
     assert 40 < again[0] <= before + 21, "the second attempt did not continue from a checkpoint"
-    site.submit("whole", "--nodes", "1", *changes, "--set", f"training.exit_interval={before + 20}")
+    end = ("--set", f"training.exit_interval={before + 20}")
+    site.submit("whole", "--nodes", "1", "--launcher", "srun", *changes, *end)
     assert site.ended("whole")["iteration"] == before + 20
     seen = site.losses("cut")
     assert same({at: seen[at] for at in range(1, before + 21)}, site.losses("whole"))
@@ -150,24 +154,38 @@ def test_a_drained_node_is_shown_with_its_reason(site: Site) -> None:
 
 
 def test_attach_reaches_a_rank(site: Site) -> None:
-    site.submit("attached", "--nodes", "2", *ENDLESS)
+    site.submit("attached", "--nodes", "2", "--launcher", "srun", *ENDLESS)
     wait_for(lambda: site.iteration("attached") > 2, "the first iterations")
     first, second = site.status("attached")["hosts"]
-    keys = "hostname; kill -0 $LLMCTL_RANK_PID && exit 3\n"
-    status, seen = site.on_terminal(keys, "interactive", "--run", "attached", "--rank", "0")
-    assert status == 3 and re.search(rf"^{first}\r?$", seen, re.MULTILINE), seen
-    command = ("bash", "-c", "hostname; kill -0 $LLMCTL_RANK_PID")
-    beside = site.call("interactive", "--run", "attached", "--rank", "1", "--", *command)
-    assert (beside.returncode, beside.stdout) == (0, f"{second}\n"), beside.stderr
+    with held(site.path("attached")) as ranks:
+        assert len(ranks) == 2
+        keys = "hostname; kill -0 $LLMCTL_RANK_PID && exit 3\n"
+        status, seen = site.on_terminal(keys, "interactive", "--run", "attached", "--rank", "0")
+        assert status == 3 and re.search(rf"^{first}\r?$", seen, re.MULTILINE), seen
+        command = ("bash", "-c", "hostname; kill -0 $LLMCTL_RANK_PID")
+        beside = site.call("interactive", "--run", "attached", "--rank", "1", "--", *command)
+        assert (beside.returncode, beside.stdout) == (0, f"{second}\n"), beside.stderr
     site.llmctl("cancel", "attached")
     assert site.ended("attached")["state"] == "cancelled"
+
+
+def hold_until_the_limit(site: Site, run_id: str, job_id: str) -> None:
+    """Let a run train a little, and then wait until the job is asked to stop, or has ended without having begun."""
+
+    def is_over() -> bool:
+        return (site.path(run_id) / "attempts/1/stop").exists() or not site.queue(job_id)
+
+    wait_for(lambda: site.iteration(run_id) > 2 or is_over(), "some iterations, or the limit", step_s=0.5)
+    with held(site.path(run_id)):
+        wait_for(is_over, "the limit", step_s=0.5)
 
 
 def test_a_run_saves_before_its_time_limit(site: Site) -> None:
     """The job is asked to stop after half its limit, because its seconds to save are more than that."""
     for minutes in (1, 4, 16):
         run_id = f"short-{minutes}"
-        site.submit(run_id, "--nodes", "1", "--launcher", "srun", "--time", f"0:{minutes:02d}:00", *ENDLESS)
+        asked = ("--nodes", "1", "--launcher", "srun", "--time", f"0:{minutes:02d}:00", *ENDLESS)
+        hold_until_the_limit(site, run_id, site.submit(run_id, *asked))
         run = site.ended(run_id)
         assert run["state"] == "timeout" and "time limit" in run["detail"], run
         # A busy machine may need a longer limit before there is anything to save. Who has trained has time to save:

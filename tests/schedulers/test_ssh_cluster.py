@@ -1,12 +1,14 @@
 """llmctl on four machines behind a jump host, without a scheduler: runs, their ends, and failed connections."""
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+from tests.schedulers.running import held
 from tests.schedulers.ssh_site import Site
 from tests.testbeds.ssh_hosts import GATE, SshHosts, ssh_hosts
 from tests.waiting import HANG_S, wait_for
@@ -32,8 +34,8 @@ def site(ssh_hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def one(site: Site) -> dict[int, float]:
-    """Losses of one host."""
-    site.submit("one", "--nodes", "1")
+    """Losses of one host, by the other launcher."""
+    site.submit("one", "--nodes", "1", "--launcher", "mpirun")
     assert site.ended("one")["state"] == "completed", site.logs("one")
     return site.losses("one")
 
@@ -59,10 +61,18 @@ def test_four_hosts_have_the_losses_of_one_process(site: Site, one: dict[int, fl
     assert_same(site.losses("four"), one)
 
 
-def test_mpirun_and_hosts_that_share_nothing(site: Site, one: dict[int, float]) -> None:
-    site.submit("mpi", "--nodes", "2", "--launcher", "mpirun")
+def test_mpirun_starts_a_command_with_the_environment_on_each_host(site: Site) -> None:
+    """The losses of a training by mpirun are those of fixture ``one``."""
+    command = 'echo "$(hostname) $NODE_RANK $NNODES $MASTER_ADDR $LLMCTL_CACHE_DIR"'
+    site.submit("mpi", "--nodes", "2", "--launcher", "mpirun", "--", "bash", "-c", command)
     assert site.ended("mpi")["state"] == "completed", site.logs("mpi")
-    assert_same(site.losses("mpi"), one)
+    seen = [path.read_text() for path in sorted((site.path("mpi") / "attempts/1").glob("node-*.log"))]
+    # mpirun must carry what the profile's setup has exported.
+    head, exported = site.hosts.address("h1"), os.environ["LLMCTL_CACHE_DIR"]
+    assert seen == [f"{host} {rank} 2 {head} {exported}\n" for rank, host in enumerate(("h1", "h2"))], site.logs("mpi")
+
+
+def test_hosts_that_share_nothing(site: Site) -> None:
     refused = site.call("submit", "c.yaml", "--cluster", "apart", "--nodes", "2")
     assert refused.returncode == 2 and "checkpoint.save" in refused.stderr and "shared: false" in refused.stderr
     site.submit("apart", "--nodes", "2", "--set", f"checkpoint.save={site.hosts.shared}/saved", cluster="apart")
@@ -88,10 +98,10 @@ def test_a_run_is_cancelled_on_every_host_and_resumed(site: Site) -> None:
     endless = ("--set", "training.train_iters=1000000", "--set", "checkpoint.save_interval=1000000")
     site.submit("long", "--nodes", "2", *endless)
     wait_for(lambda: site.iteration("long") > 10, lambda: site.logs("long"))
-    shown = site.llmctl(
-        "interactive", "--run", "long", "--rank", "1", "--", "bash", "-c", "hostname; echo $LLMCTL_RANK"
-    )
-    assert shown == "h2\n1\n"
+    with held(site.path("long")) as ranks:
+        assert len(ranks) == 2
+        beside = ("--", "bash", "-c", "hostname; echo $LLMCTL_RANK")
+        assert site.llmctl("interactive", "--run", "long", "--rank", "1", *beside) == "h2\n1\n"
     printed = site.llmctl("cancel", "long", "--grace", GRACE)
     assert "saved at iteration" in printed, printed + site.logs("long")
     assert not site.hosts.processes(str(site.path("long")))

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -164,26 +163,6 @@ class SlurmCluster:
 
     def processes(self, needle: str) -> list[str]:
         """Command lines of all processes on compute nodes whose environment holds ``needle``."""
-        found = []
-        for folder in self._processes_with(needle):
-            with contextlib.suppress(OSError):
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-        return found
-
-    @contextlib.contextmanager
-    def paused(self, *needles: str) -> Iterator[None]:
-        """Stop all processes on compute nodes whose environment holds all ``needles``; they go on at the end."""
-        pids = [int(folder.name) for folder in self._processes_with(*needles)]
-        assert pids, f"no process has {needles}"
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
-
-    def _processes_with(self, *needles: str) -> list[Path]:
         spaces = {
             (Path("/proc") / str(self.pid_of(name)) / "ns" / "pid").readlink()
             for name in self.nodes
@@ -193,8 +172,8 @@ class SlurmCluster:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 environ = (folder / "environ").read_bytes()
-                if (folder / "ns" / "pid").readlink() in spaces and all(one.encode() in environ for one in needles):
-                    found.append(folder)
+                if (folder / "ns" / "pid").readlink() in spaces and needle.encode() in environ:
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         return found
 
     # --- Set-up
