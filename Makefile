@@ -9,6 +9,7 @@
 #               every instruction level of the processor: 2 days for each
 # make proofs   the table of families in docs/guide/models.md, by the tests that prove it: not measured, minutes
 # make torture  exact resume after kill -9 at 20 random instants: 3 minutes
+# make gpu      proofs and measurements on one GPU, in stages that survive being cut off: 10 minutes there; GPU="--dry" on the CPU
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
 
