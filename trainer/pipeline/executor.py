@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from trainer.data.samples.batches import MicroBatch
 from trainer.data.samples.further_tokens import with_further_tokens
 from trainer.pipeline.communication import PipelinePeers, build_communicator
+from trainer.pipeline.seeded_backward import SeededBackward
 from trainer.pipeline.weight_gradients import WeightGradientQueue, deferring
 from trainer.planning.schedule import Action, ActionKind, PipelineSchedule, all_forward, build_schedule
 
 if TYPE_CHECKING:
-    from torch.autograd.graph import GradientEdge
-
     from trainer.distributed.random_streams import StepRandomness
     from trainer.model.cache import KeyValueCache
     from trainer.parallel_model import ParallelModel
@@ -114,8 +113,8 @@ class TrainingStep:
         self._queues: list[WeightGradientQueue] = []
         self._last_backwards: set[Action] = set()
         self._inputs: dict[tuple[int, int], Tensor | None] = {}
-        # The edge keeps the graph alive but not the output, whose memory is free as soon as it was sent.
-        self._outputs: dict[tuple[int, int], GradientEdge] = {}
+        # They keep the graph alive but not the output, whose memory is free as soon as it was sent.
+        self._outputs: dict[tuple[int, int], SeededBackward] = {}
         self.loss_sum = torch.zeros(loss_factors.shape, dtype=torch.float64, device=_device(model))
 
     def run(self, schedule: PipelineSchedule) -> None:
@@ -151,7 +150,7 @@ class TrainingStep:
         output: Tensor = chunk(hidden, micro_batch, streams, aux_loss_scale=self._aux_loss_scale)
         turn = action.micro_batch, action.chunk
         self._inputs[turn] = hidden
-        self._outputs[turn] = torch.autograd.graph.get_gradient_edge(output)
+        self._outputs[turn] = SeededBackward(output)
         if _is_last(self._model, action.chunk):
             self.loss_sum += output.detach()
             return None
@@ -161,7 +160,7 @@ class TrainingStep:
         turn = action.micro_batch, action.chunk
         if gradient is None:
             gradient = self._loss_factors
-        torch.autograd.backward(self._outputs.pop(turn), gradient)
+        self._outputs.pop(turn).run(gradient)
         hidden = self._inputs.pop(turn)
         return hidden.grad if hidden is not None else None
 
