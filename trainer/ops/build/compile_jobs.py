@@ -19,6 +19,8 @@ from typing import TypeVar
 from trainer.ops.build.build_settings import BuildError
 
 _ASK_TIMEOUT_S = 60.0
+_LOOK_S = 0.5
+"""Python handles a signal that comes just before a wait only after the wait."""
 _BYTES_PER_JOB = 2 << 30
 """Memory that one compiler may need."""
 _CGROUP = Path("/sys/fs/cgroup")
@@ -80,8 +82,9 @@ def run_compilers(
         working = {pool.submit(processes.run, job): job for job in jobs}
         pending = set(working)
         while pending:
-            ended, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
-            if not ended:
+            left = deadline - time.monotonic()
+            ended, pending = wait(pending, min(_LOOK_S, max(0.0, left)), FIRST_COMPLETED)
+            if not ended and left <= 0:
                 raise BuildError(f"the compiler did not finish in time: {done} of {len(jobs)} files are compiled")
             for future in ended:
                 future.result()

@@ -132,6 +132,24 @@ def test_a_compiler_that_does_not_report_its_version_is_killed_with_its_children
     assert are_gone(nap)
 
 
+def test_a_signal_just_before_a_wait_is_not_left_until_its_end(tmp_path, monkeypatch):
+    """Python runs the handler of such a signal only when the wait returns, as if the signal had come then."""
+    real, waits = compile_jobs.wait, []
+
+    def interrupted(pending, patience_s, when):
+        found = real(pending, patience_s, when)
+        waits.append(found)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(compile_jobs, "wait", interrupted)
+    nap = a_nap(7)
+    with pytest.raises(KeyboardInterrupt):
+        run_compilers([CompileJob(("sleep", nap), tmp_path / "log")], 1, time.monotonic() + TIMEOUT_S, lambda *_: None)
+    assert not waits[0].done and are_gone(nap)
+
+
 def test_an_interrupted_build_kills_its_compilers_and_leaves_no_half_file(tmp_path):
     nap = a_nap(5)
     program = (
