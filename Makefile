@@ -1,7 +1,7 @@
 # CPU time on two cores of a Xeon with AVX-512 (2026-11); the wall time is half of it or more. Set-up: 1 minute, once.
 #
 # make demo     train a small language model on this machine, through the whole tool: 6 minutes
-# make test     check, and every test; as root against real Slurm, Grid Engine and sshd: under an hour, in a fresh clone
+# make test     check, and every test; as root against real Slurm, Grid Engine and sshd: 25 minutes, in a fresh clone
 # make quick    check, and the tests that start no ranks, jobs or compilers, the inner loop: under 1 minute
 # make check    formatting, lint, types, architecture rules: 15 s, and the first time 1 minute more for types
 # make kernels  build the ops of csrc/ for this machine: 2.5 minutes, once
@@ -9,7 +9,7 @@
 #               every instruction level of the processor: 2 days for each
 # make proofs   the table of families in docs/guide/models.md, by the tests that prove it: not measured, minutes
 # make torture  exact resume after kill -9 at 20 random instants: 3 minutes
-# make gpu      proofs and measurements on one GPU, in stages that survive being cut off: 10 minutes there; GPU="--dry" on the CPU
+# make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU=--dry on the CPU: 1 minute
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
 
@@ -73,7 +73,7 @@ torture: set-up
 
 # No set-up: a machine with a GPU has its own Python with torch, and often no network (scripts/gpu_wheels.sh).
 gpu:
-	python3 -m benchmarks.gpu.stages $(GPU)
+	$(or $(wildcard $(PYTHON_OF_VENV)),python3) -m benchmarks.gpu.stages $(GPU)
 
 clean:
 	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

@@ -254,7 +254,7 @@ def test_file_names_are_not_generic() -> None:
 
 
 def beyond_its_limits(path: Path) -> Iterator[str]:
-    """What is too long in a file. Only what the rules read is parsed: the tests have most of the lines."""
+    """Parts of a file that are too long. Only what the rules read is parsed: the tests have most of the lines."""
     place = path.relative_to(ROOT)
     lines = len(path.read_text(encoding="utf-8").splitlines())
     if lines > MAX_FILE_LINES and "lines because" not in " ".join((ast.get_docstring(tree_of(path)) or "").split()):

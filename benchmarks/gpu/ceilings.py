@@ -1,4 +1,4 @@
-"""What one GPU can do: software, copies, matrix products and attention at the shapes of the models, as lines of JSON.
+"""Limits of one GPU: software, copies, matrix products and attention at the shapes of the models, as lines of JSON.
 
     python -m benchmarks.gpu.ceilings [--device cpu]
 

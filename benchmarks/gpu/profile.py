@@ -1,4 +1,4 @@
-"""Where the time of one of our optimizer steps goes on a GPU: kinds of kernels and the longest ones, as lines of JSON.
+"""Time of one of our optimizer steps on a GPU by kinds of kernels, and the longest kernels, as lines of JSON.
 
 python -m benchmarks.gpu.profile 1b --micro-batches 2 [--trace trace.json.gz]
 """

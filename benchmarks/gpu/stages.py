@@ -74,7 +74,7 @@ STAGES = (
     ),
     Stage(
         "tests",
-        module("pytest", "-q", "-m", "gpu", "-n", "8", "--maxfail", "40", "-p", "no:cacheprovider", "tests/trainer"),
+        module("pytest", "-m", "gpu", "-n", "8", "--maxfail", "40", "-p", "no:cacheprovider", "tests/trainer"),
         None,
         240,
     ),
@@ -161,6 +161,11 @@ def run(stage: Stage, argv: Sequence[str], limit_s: float, results: Results) -> 
         os.killpg(process.pid, signal.SIGKILL)
         output, errors = process.communicate()
         code = 124
+    except BaseException:
+        # Ctrl-C does not reach the stage's session.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
     text, told = output.decode(errors="replace"), errors.decode(errors="replace")
     with results.log.open("a") as file:
         file.write(f"\n===== {stage.name}: exit {code}\n{text}\n----- stderr\n{told}\n")
@@ -184,7 +189,7 @@ def items_of(text: str) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"default: {' '.join(s.name for s in STAGES)}")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "benchmarks/results/gpu"))
+    parser.add_argument("--out", type=Path, help="folder of the results; default: $OUT, or build/gpu or build/gpu-dry")
     parser.add_argument("--seconds", type=float, default=500, help="start no stage after this time, and end the last")
     parser.add_argument("--dry", action="store_true", help="toy shapes on the CPU")
     flags = parser.parse_args()
@@ -192,7 +197,8 @@ def main() -> int:
     unknown = [name for name in flags.stages if name not in names]
     if unknown:
         parser.error(f"no such stage: {', '.join(unknown)}; choose from {', '.join(names)}")
-    results = Results(flags.out)
+    # Apart: a stage that is done at toy size is not done on the GPU.
+    results = Results(flags.out or Path(os.environ.get("OUT") or ("build/gpu-dry" if flags.dry else "build/gpu")))
     left = time.monotonic() + flags.seconds
     failed = []
     for name in flags.stages or names:
