@@ -46,7 +46,7 @@ def resume(
         if not dry_run:
             check_ended(record, session)
         plan = plan_resume(context, record, nodes=nodes, settings=settings or (), dry_run=dry_run)
-        point = start_point(plan.record, session.transport)
+        point = start_point(plan.record, session)
         check_work_left(plan.record, point)
         say(f"{record.run_id}: {point.sentence}")
         more = {"resumes_from": point.iteration}

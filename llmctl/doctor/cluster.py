@@ -3,10 +3,10 @@
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from llmctl.backends import capabilities_of, load_queue_backend
 from llmctl.backends.base import DoctorCommands
+from llmctl.doctor.file_systems import Space, parse_space
 from llmctl.doctor.probes import Quota, Section, parse_interfaces, parse_quotas
 from llmctl.doctor.python import Check
 from llmctl.site.profile import ClusterProfile
@@ -14,9 +14,6 @@ from llmctl.transport.file_writes import PathFacts
 
 Sections = Mapping[str, Section]
 
-_NETWORK_FILESYSTEMS = re.compile(
-    r"lustre|nfs|gpfs|beegfs|ceph|wekafs|panfs|pvfs|orangefs|afs|glusterfs|cvfs|9p|fuse|dvs"
-)
 _LITTLE_GIB = 20
 _SKEW_S = 5
 
@@ -140,29 +137,14 @@ def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) 
     return [Check("group", state, f"you are not in {group}", remedy)]
 
 
-@dataclass(frozen=True)
-class _Space:
-    kind: str
-    free_gib: float
-
-
-def _space(section: Section | None) -> _Space | None:
-    lines = section.text.splitlines() if section is not None and section.status == 0 else []
-    fields = lines[-1].split() if len(lines) > 1 else []
-    # Filesystem Type 1024-blocks Used Available Capacity Mounted-on; a name with spaces shifts them.
-    numbers = [index for index, field in enumerate(fields) if field.isdigit()]
-    if len(numbers) < 3 or numbers[0] == 0:
-        return None
-    return _Space(fields[numbers[0] - 1], int(fields[numbers[0] + 2]) / (1 << 20))
-
-
 def judge_places(profile: ClusterProfile, runs_root: str, facts: PathFacts, sections: Sections) -> list[Check]:
     """Check that runs_root is writable, has space, and is probably shared by the nodes."""
     change = f"llmctl clusters setup {profile.name} --runs-root DIR"
     problem = _unwritable(runs_root, facts)
     if problem:
         return [Check("runs_root", "FAULT", problem, change)]
-    space = _space(sections.get("place"))
+    place = sections.get("place")
+    space = parse_space(place.text) if place is not None and place.status == 0 else None
     free_gib = min(facts.free_bytes / (1 << 30), space.free_gib if space else float("inf"))
     room = f"{runs_root}, {free_gib:,.0f} GiB free"
     checks = [Check("runs_root", "ok", room)]
@@ -182,12 +164,12 @@ def _unwritable(place: str, facts: PathFacts) -> str:
     return "" if facts.can_write else f"{place}: you cannot write to {facts.nearest}"
 
 
-def _shared(profile: ClusterProfile, place: str, space: _Space | None, change: str) -> list[Check]:
+def _shared(profile: ClusterProfile, place: str, space: Space | None, change: str) -> list[Check]:
     if not capabilities_of(profile.scheduler).has_queue:
         return []  # one machine, or machines checked one by one
     if space is None:
         return [Check("shared", "note", f"unknown whether other nodes see {place}")]
-    if _NETWORK_FILESYSTEMS.search(space.kind.lower()):
+    if space.is_network:
         return [Check("shared", "ok", f"{space.kind}; not tested from a compute node")]
     return [Check("shared", "warning", f"{place} is on {space.kind}, which other nodes may not see", change)]
 

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmctl.context import ClusterSession
+from llmctl.doctor.file_systems import parse_space
 from llmctl.errors import RecordError, SchedulerError, UsageError
 from llmctl.job_state import JobState
-from llmctl.runs.attempts import newest_attempt
+from llmctl.runs.attempts import attempt_numbers, newest_attempt
 from llmctl.runs.observe import leaders_of, observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import find_job
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.protocol import Transport
+from trainer.config.records.saved_progress import METRICS_TAIL, SAVED, SavedProgress, find_saved_progress
 
 LATEST = "latest_checkpointed_iteration.txt"
 _COMPLETE = re.compile(r"iter_(\d{7,})")
+_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -67,24 +70,65 @@ def _has_started_job(record: RunRecord, session: ClusterSession) -> bool:
     return report is not None and not report.state.is_finished
 
 
-def start_point(record: RunRecord, transport: Transport) -> StartPoint:
+def start_point(record: RunRecord, session: ClusterSession) -> StartPoint:
     """The starting point of a run's next attempt, from the existing checkpoints.
 
     Args:
         record: the record to be submitted.
-        transport: the machine of the checkpoints.
+        session: the cluster of the run.
+
+    Raises:
+        RecordError: the run has saved progress, and its folder of checkpoints holds none.
     """
     if record.config is None:
         return StartPoint(None, "runs its command again")
     settings: Mapping[str, Any] = record.config.get("checkpoint", {})
     folder = settings.get("save") or str(record.run_dir / "checkpoints")
-    iteration = _latest_iteration(folder, transport)
+    iteration = _latest_iteration(folder, session.transport)
     total = record.config.get("training", {}).get("train_iters")
     if iteration is not None:
         return StartPoint(iteration, f"resumes from iteration {iteration} of {total}")
+    saved = _saved_progress(record, settings, session.transport)
+    if saved is not None:
+        unseen = _check_cannot_see(folder, saved, session)
+        return StartPoint(None, f"resumes from iteration {saved.iteration} of {total}, if the job finds it: {unseen}")
     if settings.get("load"):
         return StartPoint(None, f"starts from {settings['load']}: no checkpoint of this run in {folder}")
     return StartPoint(None, f"starts from the beginning: no checkpoint in {folder}")
+
+
+def _saved_progress(record: RunRecord, settings: Mapping[str, Any], transport: Transport) -> SavedProgress | None:
+    """Saved progress by the files in the run directory."""
+    run_dir = str(record.run_dir)
+    attempts = attempt_numbers(record, transport)
+    reads = [FileRead(f"{run_dir}/{SAVED}"), FileRead(f"{run_dir}/metrics.jsonl", -METRICS_TAIL, METRICS_TAIL)]
+    reads += [FileRead(f"{run_dir}/attempts/{number}/outcome.json") for number in attempts]
+    parts = [part.data if part is not None else None for part in transport.read_parts(reads)]
+    return find_saved_progress(run_dir, parts[0], parts[1], parts[2:], settings.get("save_interval"))
+
+
+def _check_cannot_see(folder: str, saved: SavedProgress, session: ClusterSession) -> str:
+    """Reason for which the job may see checkpoints that this machine does not see.
+
+    The machine of the jobs, the run directory, and network file systems leave no such reason. A path on the own disk of
+    the login node may be a mount that only the nodes have, or a disk of a node.
+
+    Raises:
+        RecordError: there is no such reason.
+    """
+    transport = session.transport
+    (facts,) = transport.stat_paths([folder])
+    if session.backend is not None and not f"{folder}/".startswith(f"{saved.run_dir}/"):
+        answer = transport.run(["df", "-PTk", "--", facts.nearest], timeout_s=_TIMEOUT_S)
+        space = parse_space(answer.stdout)
+        if space is None or not space.is_network:
+            kind = space.kind if space is not None else "an unknown file system"
+            return f"{folder} is on {kind} here, so that the nodes may see other files; the job looks there and waits"
+    lack = "does not exist"
+    if facts.kind:
+        (names,) = transport.list_names([folder])
+        lack = "holds no checkpoint" if names else "is empty"
+    raise RecordError(saved.missing(folder, f"{lack} on {transport.host}"))
 
 
 def check_work_left(record: RunRecord, point: StartPoint) -> None:

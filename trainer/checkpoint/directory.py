@@ -73,6 +73,14 @@ def complete_iterations(root: Path) -> list[int]:
     return sorted(int(match[1]) for entry, match in matches if match and entry.is_dir())
 
 
+def holds_checkpoints(root: Path) -> bool:
+    """True if a checkpoint, damaged or moved aside, or the pointer to one is in the folder."""
+    return any(
+        name == LATEST or _COMPLETE.fullmatch(name) or _ASIDE.fullmatch(name)
+        for name in (entry.name for entry in root.iterdir())
+    )
+
+
 def damage(checkpoint: Path) -> str | None:
     """Damage of a checkpoint; None if it is undamaged.
 
@@ -127,7 +135,7 @@ def find_latest(root: Path, rejected: Collection[Path] = ()) -> tuple[Path | Non
     if foreign is not None:
         raise ForeignFormatError(f"{root} {foreign}")
     raise CheckpointError(
-        f"{what}, and {root} holds no undamaged checkpoint; restore one, or remove the folder to start from scratch"
+        f"{what}, and {root} holds no undamaged checkpoint; restore one, or start a new run with another folder"
     )
 
 

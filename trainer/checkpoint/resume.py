@@ -32,6 +32,7 @@ from trainer.hub.side_files import SIDE_FOLDER, copy_side_files
 from trainer.process.failure import PeerFailedError
 
 if TYPE_CHECKING:
+    from trainer.config.records.saved_progress import SavedProgress
     from trainer.config.sections import CheckpointConfig
     from trainer.config.train_config import TrainConfig
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
@@ -128,6 +129,7 @@ def restore(
     progress: TrainingProgress,
     device: torch.device,
     kernels: Mapping[str, str] | None = None,
+    saved: SavedProgress | None = None,
 ) -> Path | None:
     """Load the run's start checkpoint; returns its path, None without one.
 
@@ -144,15 +146,18 @@ def restore(
         progress: receives the progress of the run.
         device: device of the messages between ranks.
         kernels: operation -> label of its backend. Rank 0 reports the differences from a run that is resumed.
+        saved: progress of this run that lies in a checkpoint, so that it must continue one of its own.
 
     Raises:
-        CheckpointError: the chosen checkpoint cannot be read or has another model.
+        CheckpointError: the chosen checkpoint cannot be read or has another model, or ``saved`` is missing.
         PeerFailedError: another rank met such an error.
     """
     checkpoint = config.checkpoint
     load = Path(checkpoint.load).expanduser() if checkpoint.load else None
-    read = _read_first_sound({_OWN: save, _START_POINT: load}, config, model, optimizer, device)
+    roots = {_OWN: save, _START_POINT: load} if saved is None else {_OWN: save}
+    read = _read_first_sound(roots, config, model, optimizer, device)
     if read is None:
+        _check_nothing_is_saved(saved, save)
         return None
     source, path, metadata, weights_only = read
     problem: Exception | None = None
@@ -181,6 +186,12 @@ def restore(
     if source == _START_POINT and checkpoint.no_load_rng:
         progress.seed = seed
     return path
+
+
+def _check_nothing_is_saved(saved: SavedProgress | None, save: Path | None) -> None:
+    """Refuse a start from the beginning after ``saved`` progress, whose checkpoints have just gone."""
+    if saved is not None:
+        raise CheckpointError(saved.missing(str(save), "holds no checkpoint"))
 
 
 def _report_other_kernels(before: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -27,12 +27,15 @@ from trainer.checkpoint.directory import (
     checkpoint_path,
     complete_iterations,
     damage,
+    holds_checkpoints,
     prune,
     publish,
     remove_leftovers,
     temporary_path,
 )
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
+from trainer.checkpoint.mounted_folder import MountedFolder
+from trainer.checkpoint.saved_progress import write_saved_progress
 from trainer.checkpoint.shards import DTYPE_NAMES, write_rank_file
 from trainer.data_parallel.parameter_shards import StoredShard, is_first_copy
 from trainer.distributed.collectives import first_text, max_over_ranks, sum_over_ranks
@@ -75,6 +78,7 @@ class CheckpointWriter:
         attempt: number of the run's attempt; marks temporary folders.
         device: device of the small tensors of collectives.
         kernels: operation -> label of its backend, for the metadata.
+        record: file that records each complete checkpoint; None: no file.
     """
 
     root: Path
@@ -83,18 +87,25 @@ class CheckpointWriter:
     attempt: int
     device: torch.device
     kernels: Mapping[str, str] = field(default_factory=dict)
+    record: Path | None = None
+    _mount: MountedFolder = field(default_factory=MountedFolder)
 
-    def prepare(self, rank: int) -> None:
+    def prepare(self, rank: int, *, has_saved: bool = False) -> None:
         """Make the folder and remove leftovers of dead attempts.
 
-        Collective: all ranks, before the first save.
+        Collective: all ranks, before the first save. A run that ``has_saved`` checkpoints gets no new folder: it would
+        lie on the disk below a mount that is gone.
 
         Raises:
-            CheckpointError: the folder cannot be written to.
+            CheckpointError: the folder cannot be written to, or has lost its checkpoints.
         """
 
         def make() -> None:
-            self.root.mkdir(parents=True, exist_ok=True)
+            if not has_saved:
+                self.root.mkdir(parents=True, exist_ok=True)
+            elif not holds_checkpoints(self.root):
+                raise CheckpointError("its checkpoints are gone; was it unmounted?")
+            self._mount.remember(self.root)
             remove_leftovers(self.root)
             # Fail now rather than after hours of training.
             probe = self.root / f".iter_0000000.tmp-{self.attempt}"
@@ -131,6 +142,7 @@ class CheckpointWriter:
 
         def begin() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
+            self._mount.check(self.root)
             # Without parents: a mount that is gone must not be replaced by a folder on the disk below it.
             temporary.mkdir()
 
@@ -143,6 +155,8 @@ class CheckpointWriter:
             if problem is not None:
                 raise DamagedCheckpointError(f"what was read back of {temporary} {problem}")
             publish(temporary, self.root, iteration, self.attempt)
+            self._mount.remember(self.root)
+            self.note_saved(iteration)
 
         try:
             missed = self._together(begin if is_first else None, what) or self._together(write, what)
@@ -158,6 +172,11 @@ class CheckpointWriter:
         elif is_first and deletes_old:
             self._prune(iteration)
         return missed
+
+    def note_saved(self, iteration: int | None) -> None:
+        """Record the newest complete checkpoint, on rank 0; None: the run has none yet."""
+        if self.record is not None:
+            write_saved_progress(self.record, iteration, self.root, self.attempt)
 
     def _prune(self, iteration: int) -> None:
         """Delete checkpoints beyond checkpoint.keep_last; only log a failure, since the new checkpoint is complete."""

@@ -113,12 +113,6 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "a missing start point is always an error",
-        """
-        exit-on-missing-checkpoint
-        """,
-    ),
-    (
         "a signal always saves a checkpoint and ends the run",
         """
         exit-signal-handler exit-signal-handler-for-training

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.records.saved_progress import SAVED
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -49,6 +51,11 @@ class RunDirectory:
     def metrics(self) -> Path:
         """Metrics file of all attempts: one JSON object per logged iteration."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def saved(self) -> Path:
+        """Record of the newest saved checkpoint, see trainer.config.records.saved_progress."""
+        return self.path / SAVED
 
     @property
     def lock(self) -> Path:

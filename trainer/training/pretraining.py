@@ -17,6 +17,7 @@ import torch.distributed as dist
 from trainer.checkpoint.directory import AnotherModelError, CheckpointError
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
+from trainer.checkpoint.saved_progress import agree_on_saved_progress, await_checkpoints, check_start_is_not_missing
 from trainer.config.errors import ConfigError
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.loading.build import build_data
@@ -49,6 +50,7 @@ from trainer.training.run_summary import summarize_run
 from trainer.training.task_evaluation import TaskEvaluation
 
 if TYPE_CHECKING:
+    from trainer.config.records.saved_progress import SavedProgress
     from trainer.config.train_config import TrainConfig
     from trainer.data.samples.batches import TrainData
     from trainer.ops.build.build_settings import BuildSettings
@@ -157,7 +159,8 @@ def _train(attempt: _Attempt) -> None:
     join_ranks(attempt.launch.rank, attempt.launch.world_size, device, timeout)
     with ExitStack() as resources:
         _lock(attempt, device, resources)
-        ending = _run(_build_loop(attempt, device, tried, data, resources, tasks), mesh.rank)
+        saved = _await_saved_progress(attempt, device)
+        ending = _run(_build_loop(attempt, device, tried, data, resources, tasks, saved), mesh.rank)
         attempt.heartbeat.beat(progress.iteration, ending)
         if run is not None and mesh.rank == 0:
             write_json(
@@ -187,6 +190,23 @@ def _lock(attempt: _Attempt, device: torch.device, resources: ExitStack) -> None
         raise problem or PeerFailedError("the run directory is in use; rank 0 reports by whom")
 
 
+def _await_saved_progress(attempt: _Attempt, device: torch.device) -> SavedProgress | None:
+    """Progress that this run must continue, once all ranks see its checkpoints. Collective: all ranks.
+
+    Raises:
+        CheckpointError, ConfigError: this rank sees no checkpoint that the run needs.
+        PeerFailedError: another rank met that.
+    """
+    checkpoint, rank = attempt.config.checkpoint, attempt.mesh.rank
+    save = _save_root(attempt.config, attempt.run)
+    saved = agree_on_saved_progress(attempt.run, checkpoint.save_interval, rank, device)
+    if saved is not None and save is not None:
+        attempt.heartbeat.beat(0, "waiting for the checkpoints")
+        await_checkpoints(saved, save, checkpoint.wait_for_folder_s, rank, device, attempt.stop.is_made)
+    check_start_is_not_missing(checkpoint, save, rank, device)
+    return saved
+
+
 def _save_root(config: TrainConfig, run: RunDirectory | None) -> Path | None:
     if config.checkpoint.save is not None:
         return Path(config.checkpoint.save).expanduser()
@@ -200,6 +220,7 @@ def _build_loop(
     data: TrainData,
     resources: ExitStack,
     tasks: TaskEvaluation | None,
+    saved: SavedProgress | None,
 ) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     attempt.heartbeat.beat(0, "building the kernels")
@@ -218,11 +239,16 @@ def _build_loop(
     save = _save_root(config, run)
     number = run.attempt if run is not None else 1
     labels = selection.labels
-    writer = CheckpointWriter(save, config, data.vocab_size, number, device, labels) if save is not None else None
-    if writer is not None:
-        writer.prepare(mesh.rank)
+    record = run.saved if run is not None else None
+    writer = None
+    if save is not None:
+        writer = CheckpointWriter(save, config, data.vocab_size, number, device, labels, record)
+        writer.prepare(mesh.rank, has_saved=saved is not None)
     attempt.heartbeat.beat(0, "loading")
-    restored = restore(config, save, model, optimizer, progress, device, labels)
+    restored = restore(config, save, model, optimizer, progress, device, labels, saved)
+    saved_iteration = progress.iteration if _is_own(restored, save) else None
+    if writer is not None and mesh.rank == 0:
+        writer.note_saved(saved_iteration)
     data.use_library(loaded_path())
     loader = _build_loader(config, mesh, data, progress, device)
     resources.callback(loader.close)
@@ -252,7 +278,7 @@ def _build_loop(
         tasks=tasks,
         metrics=metrics,
         attempt=number,
-        saved_iteration=progress.iteration if _is_own(restored, save) else None,
+        saved_iteration=saved_iteration,
     )
 
 

@@ -170,13 +170,13 @@ def test_two_resumes_at_once_start_one_job(home, capsys):
 
 def test_the_run_starts_from_the_latest_checkpoint(tmp_path):
     run = make_run(tmp_path, train_iters=600)
-    assert "starts from the beginning: no checkpoint in" in start_point(run.record, TRANSPORT).sentence
+    assert "starts from the beginning: no checkpoint in" in start_point(run.record, SESSION).sentence
     checkpoints = run.path / "checkpoints"
     for name in ("iter_0000300", "iter_0000500", ".iter_0000550.tmp-1"):
         (checkpoints / name).mkdir(parents=True)
-    assert start_point(run.record, TRANSPORT).iteration == 500, "the pointer was lost: the newest complete one"
+    assert start_point(run.record, SESSION).iteration == 500, "the pointer was lost: the newest complete one"
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("300\n")
-    point = start_point(run.record, TRANSPORT)
+    point = start_point(run.record, SESSION)
     assert (point.iteration, point.sentence) == (300, "resumes from iteration 300 of 600")
     check_work_left(run.record, point)
     with pytest.raises(UsageError, match="--set training.train_iters=N"):

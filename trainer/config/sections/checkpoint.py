@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 
 from trainer.config.sections.section import Section
 
@@ -26,6 +26,12 @@ class CheckpointConfig(Section):
     max_missed_saves: PositiveInt | None = 3
     """End the run when the disk has refused this many saves in a row (full, quota, mount gone). null: no limit. The run
     goes on after fewer. The save at its end must succeed."""
+    wait_for_folder_s: NonNegativeFloat = 60.0
+    """Seconds to wait at the start for the folder of checkpoints, if the run has saved checkpoints and the folder is
+    missing or holds none on a node: a mount may be slow to come. Then the run fails; it never starts from scratch."""
+    exit_on_missing_checkpoint: bool = False
+    """End the run if ``load`` holds no checkpoint, instead of starting from random weights. A ``load`` that is not also
+    ``save`` must always hold one. Without ``load`` there is nothing to miss."""
     finetune: bool = False
     """Load only the weights from ``load``; iteration, optimizer, data position and RNG state start afresh."""
     draw_missing_heads: bool = False

@@ -1,0 +1,1 @@
+"""Records in a run directory that the trainer writes and llmctl reads. Pure and torch-free."""
