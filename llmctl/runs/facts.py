@@ -26,12 +26,16 @@ class Started:
 
 @dataclass(frozen=True)
 class Ending:
-    """exit.json of the supervisor: exit code, reason and any signal received. Time in seconds since 1970."""
+    """exit.json of the supervisor: exit code, reason and any signal received. Time in seconds since 1970.
+
+    ``cause``: the supervisor's sentence on a failure, such as the node that did not start; may be empty.
+    """
 
     code: int | None
     reason: str
     signal: str | None
     time: float | None
+    cause: str = ""
 
     @property
     def is_final(self) -> bool:
@@ -150,7 +154,11 @@ def parse_ending(data: bytes | None) -> Ending | None:
     if values is None or not _text(values, "reason"):
         return None
     return Ending(
-        _int(values, "code"), _text(values, "reason"), _text(values, "signal") or None, _float(values, "time")
+        _int(values, "code"),
+        _text(values, "reason"),
+        _text(values, "signal") or None,
+        _float(values, "time"),
+        _first_line(_text(values, "cause"), limit=600),
     )
 
 
@@ -213,8 +221,7 @@ def _coordinates(value: Any) -> str:
     return " ".join(inner.split())
 
 
-def _first_line(text: str) -> str:
-    limit = 200
+def _first_line(text: str, limit: int = 200) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= limit else f"{line[:limit]}..."
 

@@ -107,8 +107,13 @@ def decide(facts: RunFacts) -> Verdict:
 def failure_cause(attempt: AttemptFacts) -> str:
     """The first failing rank with host and cause, or other facts of a failure."""
     error = first_error(attempt.errors)
+    cause = attempt.ending.cause if attempt.ending is not None else ""
     if error is not None:
-        return "; ".join(part for part in (_silent_ranks(attempt), error.summary()) if part)
+        # A rank that blames a peer does not know why the peer is gone; the supervisor may know.
+        known = cause if error.is_about_a_peer else ""
+        return "; ".join(part for part in (known, _silent_ranks(attempt), error.summary()) if part)
+    if cause:
+        return cause
     code = attempt.ending.code if attempt.ending is not None else None
     silence = "; no rank wrote an error report" if attempt.heartbeats else ""
     if code is not None and 128 < code < 160 and attempt.ending is not None and attempt.ending.signal:

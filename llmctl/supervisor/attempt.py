@@ -2,30 +2,18 @@
 
 import json
 import os
-import re
 import shutil
-import signal
 import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from . import processes
 from .settings import JobSettings
 
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 65536
-_TAIL_BYTES = 65536
-_TORCHRUN_SAYS = re.compile(r"failed \(exitcode: -(\d+)\) local_rank:")
-_SRUN_SIGNALS = {
-    "Killed": int(signal.SIGKILL),
-    "Segmentation fault": int(signal.SIGSEGV),
-    "Bus error": int(signal.SIGBUS),
-    "Aborted": int(signal.SIGABRT),
-}
-_SRUN_SAYS = re.compile("^srun: error: .*: tasks? [-0-9,]+: ({})".format("|".join(_SRUN_SIGNALS)), re.MULTILINE)
-"""Words of torch.distributed.elastic.multiprocessing.api, and of srun (strsignal(3))."""
 
 
 class AttemptError(Exception):
@@ -83,9 +71,9 @@ class Attempt(NamedTuple):
         if not self.suffix:
             self.reserve_room()
 
-    def write_exit(self, code: int, reason: str, signal: Optional[str]) -> None:
-        """Record exit code, reason and signal of the attempt."""
-        values = {"code": code, "reason": reason, "signal": signal, "time": int(time.time())}
+    def write_exit(self, code: int, reason: str, signal: Optional[str], cause: str = "") -> None:
+        """Record exit code, reason and signal of the attempt, and the cause of a failure as a sentence."""
+        values = {"code": code, "reason": reason, "signal": signal, "time": int(time.time()), "cause": cause}
         self.write(f"exit{self.suffix}.json", {**values, "node": socket.gethostname()})
         if not self.suffix:
             self.release_room()
@@ -168,43 +156,6 @@ def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
     except OSError as error:
         raise AttemptError(f"{folder} cannot be created: {error.strerror}") from None
     return Attempt(job.submission, folder, f"-{node:05d}" if node else "")
-
-
-def code_of_cause(folder: str, code: int) -> int:
-    """The exit code of the first rank that failed by itself; else ``code``.
-
-    torchrun exits with 1 for any exit code of its ranks. srun exits with the highest code of all ranks, which is the
-    code of a rank that srun has killed.
-    """
-    causes: List[Tuple[float, int]] = []
-    with suppress(OSError):
-        for name in os.listdir(f"{folder}/errors"):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                with open(f"{folder}/errors/{name}", encoding="utf-8", errors="replace") as file:
-                    error = json.loads(file.read())
-                if error["consequence"] is False:
-                    causes.append((float(error["time"]), int(error["exit_code"])))
-    return min(causes)[1] if causes else _code_of_killed_rank(folder) or code
-
-
-def _code_of_killed_rank(folder: str) -> int:
-    """128 + N of the rank that signal N has killed, by the words of torchrun or srun; 0 if they name none.
-
-    A killed rank leaves no record, and the launcher's own code is that of the ranks that it ended next, by SIGTERM.
-    """
-    with suppress(OSError):
-        names = sorted(name for name in os.listdir(folder) if name.startswith("node-") and name.endswith(".log"))
-        for path in [*(f"{folder}/{name}" for name in names), os.path.join(folder, os.pardir, os.pardir, "job.log")]:
-            text = ""
-            with suppress(OSError), open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-            found = [int(number) for number in _TORCHRUN_SAYS.findall(text)]
-            found += [_SRUN_SIGNALS[word] for word in _SRUN_SAYS.findall(text)]
-            killers = [number for number in found if number != signal.SIGTERM]
-            if killers:
-                return 128 + killers[0]
-    return 0
 
 
 def outcome_of_rank_0(folder: str) -> str:

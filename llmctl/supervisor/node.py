@@ -2,15 +2,28 @@
 
 import os
 import signal
+import subprocess
 from contextlib import suppress
+from types import FrameType
 from typing import Dict, Mapping, Optional, Sequence
 
 from . import processes
-from .attempt import read_secrets
+from .attempt import Attempt, read_secrets
+from .ends import part_name, write_end
 from .settings import JobSettings
 from .signals import Signals
 
 _POLL_S = 1.0
+_SURVIVED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGXCPU,
+)
+"""Signals that end the command of a node, but not the process that records the command's end."""
 
 
 def end_file_of(attempt_dir: str) -> str:
@@ -39,7 +52,7 @@ def run_node(
     *,
     guarded: bool,
 ) -> int:
-    """Become the part "rank" of job.sh, or run and guard it.
+    """Run the part "rank" of job.sh, and record its end.
 
     Args:
         job: settings.
@@ -48,18 +61,19 @@ def run_node(
         address: MASTER_ADDR; "-" for none.
         port: MASTER_PORT; "-" for none.
         node: number of this node; None: take the number from the launcher's variables.
-        guarded: the launcher must not be signalled: wait for the command, and end it when a file asks for the end.
+        guarded: the launcher must not be signalled: end the command when a file asks for the end.
 
     Returns:
-        The command's exit code, if the command is guarded.
+        The command's exit code.
 
     Raises:
         AttemptError: this node does not see the file of the secrets.
     """
     folder = job.attempt_dir(attempt)
-    if node is None:
-        rank = rank_of_launcher(environ)
-        node = rank // job.ranks_per_node if job.one_process_per_rank else rank
+    part = node
+    if node is None or part is None:
+        part = rank_of_launcher(environ)
+        node = part // job.ranks_per_node if job.one_process_per_rank else part
     _write_to(f"{folder}/node-{node:05d}.log")
     variables = {**environ, **attempt_variables(job, attempt)}
     if not job.secrets_are_read_once:
@@ -68,12 +82,9 @@ def run_node(
     variables["MASTER_ADDR"] = "" if address == "-" else address
     variables["MASTER_PORT"] = "" if port == "-" else port
     argv = ["bash", f"{folder}/job.sh", "rank"]
-    if not guarded:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            # Python ignores these signals, and the program started by exec would inherit that.
-            signal.signal(number, signal.SIG_DFL)
-        os.execvpe(argv[0], argv, variables)
-    return guard(argv, variables, end_file_of(folder))
+    status = guard(argv, variables, end_file_of(folder)) if guarded else _outlive(argv, variables)
+    write_end(Attempt(attempt, folder), part_name(job, part), status)
+    return processes.exit_code(status)
 
 
 def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
@@ -90,7 +101,7 @@ def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
 
 
 def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int:
-    """Run a command, and end the command when a file asks for that; returns its exit code.
+    """Run a command, and end the command when a file asks for that; returns its status.
 
     No signal ends this process itself.
     """
@@ -106,7 +117,21 @@ def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int
             processes.signal_group(child.pid, signal.SIGTERM)
             is_asked = True
         signals.wait(_POLL_S)
-    return processes.exit_code(child.returncode)
+    return child.returncode
+
+
+def _outlive(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command to its end; returns its status.
+
+    Who signals this process signals its group, and so the command too: passing a signal on would deliver it twice.
+    """
+    for number in _SURVIVED:
+        signal.signal(number, _nothing)
+    return subprocess.Popen(list(argv), env=dict(environ)).wait()
+
+
+def _nothing(number: int, frame: Optional[FrameType]) -> None:
+    """Do nothing. An ignored signal would be ignored by the command too, a handled one is not."""
 
 
 def _names(folder: str) -> Sequence[str]:

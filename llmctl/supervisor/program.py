@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from . import each_host, images, processes
 from .attempt import (
@@ -13,13 +13,14 @@ from .attempt import (
     AttemptError,
     attempt_on_machine,
     claim_submission,
-    code_of_cause,
     new_attempt,
     read_secrets,
     remove_secrets,
     tell,
 )
+from .cause import cause_of_failure, code_of_cause, launchers_error, text_since
 from .end_request import EndByFile, EndBySignal, EndByStep, EndRequest
+from .ends import doubt_about_success
 from .node import attempt_variables, end_file_of, run_node
 from .peers import Peers
 from .rendezvous import reserve_port
@@ -118,6 +119,8 @@ class Supervisor:
                 name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS) and name not in _RANKS
             }
         self._node = int(options.words[0]) if options.words else 0
+        self._log = f"{job.run_dir}/job.log"
+        self._log_begin = os.path.getsize(self._log) if os.path.exists(self._log) else 0
 
     def run(self) -> int:
         """Create the attempt, run the launch line and record the end; returns the exit code.
@@ -204,10 +207,28 @@ class Supervisor:
             # A job that the scheduler requeues needs its secrets again.
             remove_secrets(job)
         processes.kill_attempt(job.run_dir, attempt.number)
+        code, cause = self._true_end(attempt, watch, code)
+        attempt.write_exit(code, watch.reason(code), watch.signal, cause)
+        return code
+
+    def _true_end(self, attempt: Attempt, watch: Watch, code: int) -> Tuple[int, str]:
+        """Exit code and cause of a failure; a launcher's success needs the records of all parts."""
+        job = self._job
+        if code == 0 and watch.reason(code) == "completed":
+            doubt = doubt_about_success(job, attempt, self._node)
+            if not doubt:
+                return 0, ""
+            said = launchers_error(text_since(self._log, self._log_begin))
+            quoted = f" and the error {said!r}" if said else ""
+            where = f"its output is in `llmctl logs {job.run_id} --job`"
+            cause = f"{doubt}: the launcher ended with exit code 0{quoted}; {where}"
+            tell(cause)
+            return 1, cause
         if code != 0 and job.is_training:
             code = code_of_cause(attempt.folder, code)
-        attempt.write_exit(code, watch.reason(code), watch.signal)
-        return code
+        if code == 0 or watch.signal is not None:
+            return code, ""
+        return code, cause_of_failure(job, attempt, watch.lost, text_since(self._log, self._log_begin))
 
     def _end_request(self, attempt: Attempt) -> EndRequest:
         if self._options.end_by == "file":

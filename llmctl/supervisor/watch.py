@@ -31,6 +31,7 @@ class Watch:
         code: exit code so far: of the launch line, or of a failed part on another machine.
         signal: the first signal received; TERM for a USR1 or USR2 that is no warning of the time limit.
         is_cancelled: attempts/K/cancel was read.
+        lost: sentence on the first other machine that failed or fell silent; empty without one.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Watch:
         self.code = 0
         self.signal: Optional[str] = None
         self.is_cancelled = False
+        self.lost = ""
         self._job = job
         self._attempt = attempt
         self._signals = signals
@@ -149,6 +151,7 @@ class Watch:
         for failure in peers.poll():
             tell(failure.sentence)
             self.code = self.code or failure.code
+            self.lost = self.lost or failure.sentence
             if self._deadline is None:
                 self._deadline = time.monotonic() + FAILURE_GRACE_S
 

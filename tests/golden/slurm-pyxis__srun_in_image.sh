@@ -48,7 +48,9 @@ if [[ $part == launch ]]; then
         bash "$LLMCTL_ATTEMPT_DIR/job.sh" inside
 fi
 
-# In the container, which may have no Python: the tasks of the supervisor, in bash.
+# In the container, which may have no Python: the tasks of the supervisor, in bash. The last one is to record the end.
+trap 'printf "{\"code\": %d, \"host\": \"%s\"}\n" "$?" "$HOSTNAME" >"$LLMCTL_ATTEMPT_DIR/$(printf ended-rank-%05d.json "$SLURM_PROCID")"' EXIT
+trap : TERM INT HUP QUIT USR1 USR2
 export NODE_RANK=$((SLURM_PROCID / 8)) NNODES=2
 exec >>"$LLMCTL_ATTEMPT_DIR/$(printf 'node-%05d.log' "$NODE_RANK")" 2>&1 </dev/null
 while IFS= read -r -d '' name && IFS= read -r -d '' value; do
@@ -61,4 +63,4 @@ export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-/runs/.cache/torch_extension
 [[ -n ${HF_HOME-}${XDG_CACHE_HOME-} || -d $HOME/.cache/huggingface ]] || export HF_HOME=/runs/.cache/huggingface
 export PYTHONPATH="$LLMCTL_RUN_DIR/code:$LLMCTL_RUN_DIR/code/user${PYTHONPATH:+:$PYTHONPATH}"
 export LLMCTL_GPUS_PER_NODE=8
-exec "$@"
+(exec "$@")

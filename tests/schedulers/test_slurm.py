@@ -293,10 +293,46 @@ def test_containers_by_pyxis(site: Site, tmp_path: Path) -> None:
         assert f"{tmp_path}:/work" in mounts and f"{site.path('contained')}:{site.path('contained')}" in mounts
 
 
+@pytest.fixture
+def broken_nodes(site: Site, tmp_path: Path) -> Iterator[None]:
+    """Nodes that start no step: srun of Slurm 22.05 exits with 0 all the same."""
+    flag = tmp_path / "broken"
+    flag.touch()
+    site.cluster.load_plugins(f"required {built(tmp_path, 'failing_plugin')} {flag}\n")
+    yield
+    site.cluster.load_plugins("")
+
+
+@pytest.mark.usefixtures("broken_nodes")
+def test_a_run_that_started_nowhere_is_no_success(site: Site) -> None:
+    training = site.submit("unstarted", "--nodes", "2", "--launcher", "srun", *ENDLESS)
+    command = site.submit("unstarted-command", "--nodes", "2", "--", "true")
+    next_one = site.submit("next", "--after", "unstarted", "--", "true")
+    said = "srun: error: task 0 launch failed: Plugin initialization failed"
+    for run_id, part in (("unstarted", "rank"), ("unstarted-command", "node")):
+        run = site.ended(run_id)
+        assert (run["state"], run["exit_code"]) == ("failed", 1), run
+        assert re.fullmatch(
+            rf"no {part} started its part: the launcher ended with exit code 0 and the error 'srun: error: .*'; "
+            rf"its output is in `llmctl logs {run_id} --job`",
+            run["detail"],
+        ), run
+        assert said in site.job_log(run_id)
+    assert site.ended("next")["state"] == "cancelled"
+    accounted = "sacct", "--allocations", "--noheader", "--format=State", "--jobs"
+    wait_for(lambda: site.cluster.run(*accounted, f"{training},{command}").split() == ["FAILED"] * 2, "the accounting")
+    assert site.cluster.run(*accounted, next_one).split()[0] == "CANCELLED"
+
+
 def stand_in_for_pyxis(folder: Path, records: Path) -> str:
     """Build the stand-in and an image; return the plugstack.conf line that loads the stand-in."""
     records.mkdir()
     (folder / "image.sqsh").touch()
-    plugin, source = folder / "pyxis_standin.so", Path(__file__).parents[1] / "standins" / "pyxis_standin.c"
+    return f"required {built(folder, 'pyxis_standin')} {records}\n"
+
+
+def built(folder: Path, name: str) -> Path:
+    """Build one of the plugins for Slurm."""
+    plugin, source = folder / f"{name}.so", Path(__file__).parents[1] / "standins" / f"{name}.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(source)], check=True)
-    return f"required {plugin} {records}\n"
+    return plugin

@@ -65,6 +65,11 @@ def ended(reason, code=0, **changes):
             "failed",
             "ended with exit code 1; no rank wrote an error report",
         ),
+        (
+            AttemptFacts(1, ending=Ending(1, "failed", None, NOW, "no node started its part")),
+            "failed",
+            "no node started its part",
+        ),
         (ended("tired", 1), "unknown", "exit.json says 'tired'"),
     ],
 )
@@ -86,6 +91,11 @@ def test_the_first_rank_to_fail_is_the_cause():
     early = RankError(3, "pp 1, dp 0, tp 1", "n2", 7, "ValueError", "loss is NaN\nat layer 3", NOW - 8)
     verdict = decide(facts(GONE, ended("failed", 1, errors=(late, early))))
     assert verdict.detail == "rank 3 (pp 1, dp 0, tp 1) on n2: ValueError: loss is NaN"
+    # Who lost a peer does not know why; the supervisor may know.
+    ending = Ending(137, "failed", None, NOW, "torchrun on n4 was ended by signal 9")
+    known = decide(facts(GONE, AttemptFacts(1, ending=ending, errors=(late,))))
+    assert known.detail.startswith("torchrun on n4 was ended by signal 9; rank 0 "), known
+    assert decide(facts(GONE, AttemptFacts(1, ending=ending, errors=(late, early)))).detail == verdict.detail
 
 
 def test_a_rank_without_an_error_report_is_named_if_the_others_only_lost_it():

@@ -21,13 +21,13 @@ def test_a_folder_is_listed_before_a_file_in_it_is_checked(tmp_path):
         "def listdir(folder):\n    print(folder, flush=True)\n    return read(folder)\n"
         "os.listdir = listdir\n"
         "from llmctl.supervisor.node import guard\n"
-        f"sys.exit(guard(['sleep', '60'], dict(os.environ), '{tmp_path}/.end'))\n"
+        f"sys.exit(-guard(['sleep', '60'], dict(os.environ), '{tmp_path}/.end'))\n"
     )
     guard = subprocess.Popen(["python3", "-c", program], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     looks = [guard.stdout.readline() for _ in range(3)]
     assert looks == [f"{tmp_path}\n".encode()] * 3
     (tmp_path / ".end").touch()
-    assert guard.wait(HANG_S) == 128 + 15
+    assert guard.wait(HANG_S) == 15
 
 
 def test_a_node_without_the_secrets_names_the_folder_that_must_be_shared(tmp_path):

@@ -19,7 +19,7 @@ import pytest
 
 from llmctl.paths import PACKAGE
 from llmctl.supervisor import each_host, processes
-from llmctl.supervisor.attempt import Attempt, AttemptError, claim_submission, code_of_cause, new_attempt, read_secrets
+from llmctl.supervisor.attempt import Attempt, AttemptError, claim_submission, new_attempt, read_secrets
 from llmctl.supervisor.node import rank_of_launcher
 from llmctl.supervisor.peers import Peers
 from llmctl.supervisor.rendezvous import reserve_port
@@ -27,6 +27,8 @@ from llmctl.supervisor.settings import JobSettings
 from tests.free_ports import free_ports
 from tests.waiting import HANG_S, wait_for
 
+SUCCESS = 'echo "{\\"code\\": 0}" >"$LLMCTL_ATTEMPT_DIR/ended-node-00000.json"\n'
+"""A launch line whose only node succeeds."""
 PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
 FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
 # All standard modules that the supervisor imports; each of them exists in Python 3.6.
@@ -95,7 +97,7 @@ def test_the_supervisor_runs_on_python_3_6(path):
 
 
 def test_simultaneous_attempts_get_different_numbers(tmp_path):
-    program = 'touch "$LLMCTL_HOSTFILE"\n'
+    program = f'touch "$LLMCTL_HOSTFILE"; {SUCCESS}'
     jobs = [run_job(tmp_path, program), *(start(tmp_path) for _ in range(3))]
     assert [job.wait(HANG_S) for job in jobs] == [0] * 4
     assert [ending(tmp_path, number)["reason"] for number in range(1, 5)] == ["completed"] * 4
@@ -141,7 +143,7 @@ def test_only_processes_of_the_attempt_are_ended_with_it(tmp_path):
             return process
 
         started = {name: sleeper(variables) for name, variables in others.items()}
-        assert run_job(run_dir, 'touch "$LLMCTL_HOSTFILE"\n').wait(HANG_S) == 0
+        assert run_job(run_dir, f'touch "$LLMCTL_HOSTFILE"; {SUCCESS}').wait(HANG_S) == 0
         started["another node"] = sleeper({**own, "NODE_RANK": "1"})
         rank = sleeper(own)
         processes.ask_ranks_to_end(str(run_dir), attempt=1, node=0)
@@ -224,38 +226,6 @@ def test_ports_are_free_and_reserved_for_one_run(tmp_path):
     ruled = settings(tmp_path, port_rule=(first + 3, 3), ports=(first + 5, first + 5))
     found = [reserve_port(ruled, job_id) for job_id in ("7.server", "7", "7")]
     assert found == [first + 4, first + 5, None]
-
-
-def test_the_cause_gives_the_exit_code(tmp_path):
-    (tmp_path / "errors").mkdir()
-    records = [(True, 1.0, 9), (False, 3.0, 1), (False, 2.0, 3)]
-    for rank, (consequence, when, code) in enumerate(records):
-        values = {"message": '"consequence": false', "consequence": consequence, "time": when, "exit_code": code}
-        (tmp_path / f"errors/rank-{rank:05d}.json").write_text(json.dumps(values))
-    (tmp_path / "errors/rank-00009.json").write_text('{"consequence": false, "ti')
-    assert code_of_cause(str(tmp_path), 137) == 3
-    assert code_of_cause(str(tmp_path / "none"), 137) == 137
-
-
-@pytest.mark.parametrize(
-    ("file", "words", "code"),
-    [
-        ("node-00001.log", "E1124 api.py:874] failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: python", 137),
-        (
-            "node-00000.log",
-            "failed (exitcode: -15) local_rank: 0 (pid: 7)\nfailed (exitcode: -11) local_rank: 1 (",
-            139,
-        ),
-        ("node-00000.log", "failed (exitcode: 1) local_rank: 0 (pid: 7)", 143),
-        ("../../job.log", "srun: error: node3: tasks 4-5: Killed\nsrun: error: node1: task 0: Terminated\n", 137),
-    ],
-)
-def test_a_killed_rank_gives_its_own_code(tmp_path, file, words, code):
-    """The launcher's 143 is the code of the ranks that it ended next."""
-    folder = tmp_path / "attempts" / "1"
-    folder.mkdir(parents=True)
-    (folder / file).write_text(words)
-    assert code_of_cause(str(folder), 143) == code
 
 
 def test_a_full_disk_has_room_for_the_end(tmp_path, monkeypatch):

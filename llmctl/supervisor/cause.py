@@ -1,0 +1,118 @@
+"""Cause of a failed attempt: its exit code, and a sentence for exit.json."""
+
+import json
+import os
+import re
+import signal
+from contextlib import suppress
+from typing import List, Optional, Tuple
+
+from .attempt import Attempt
+from .ends import PartEnd, read_ends
+from .settings import JobSettings
+
+_TAIL_BYTES = 65536
+_LAUNCHER_SAYS = re.compile(r"^\w+: error: .*", re.MULTILINE)
+_SUPERVISOR_SAYS = re.compile(r"^llmctl: (?!importing |Grid Engine has started )(.*)", re.MULTILINE)
+"""Words of the supervisor and of job.sh, without those that report no failure."""
+_TORCHRUN_SAYS = re.compile(r"failed \(exitcode: -(\d+)\) local_rank:")
+_SRUN_SIGNALS = {
+    "Killed": int(signal.SIGKILL),
+    "Segmentation fault": int(signal.SIGSEGV),
+    "Bus error": int(signal.SIGBUS),
+    "Aborted": int(signal.SIGABRT),
+}
+_SRUN_SAYS = re.compile("^srun: error: .*: tasks? [-0-9,]+: ({})".format("|".join(_SRUN_SIGNALS)), re.MULTILINE)
+"""Words of torch.distributed.elastic.multiprocessing.api, and of srun (strsignal(3))."""
+
+
+def code_of_cause(folder: str, code: int) -> int:
+    """The exit code of the first rank that failed by itself; else ``code``.
+
+    torchrun exits with 1 for any exit code of its ranks. srun exits with the highest code of all ranks, which is the
+    code of a rank that srun has killed.
+    """
+    causes: List[Tuple[float, int]] = []
+    with suppress(OSError):
+        for name in os.listdir(f"{folder}/errors"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                with open(f"{folder}/errors/{name}", encoding="utf-8", errors="replace") as file:
+                    error = json.loads(file.read())
+                if error["consequence"] is False:
+                    causes.append((float(error["time"]), int(error["exit_code"])))
+    if causes:
+        return min(causes)[1]
+    killed = _first_killed(folder)
+    return killed[1].code if killed is not None else _code_of_killed_rank(folder) or code
+
+
+def _code_of_killed_rank(folder: str) -> int:
+    """128 + N of the rank that signal N has killed, by the words of torchrun or srun; 0 if they name none.
+
+    A killed rank leaves no record, and the launcher's own code is that of the ranks that it ended next, by SIGTERM.
+    """
+    with suppress(OSError):
+        names = sorted(name for name in os.listdir(folder) if name.startswith("node-") and name.endswith(".log"))
+        for path in [*(f"{folder}/{name}" for name in names), os.path.join(folder, os.pardir, os.pardir, "job.log")]:
+            text = ""
+            with suppress(OSError), open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+            found = [int(number) for number in _TORCHRUN_SAYS.findall(text)]
+            found += [_SRUN_SIGNALS[word] for word in _SRUN_SAYS.findall(text)]
+            killers = [number for number in found if number != signal.SIGTERM]
+            if killers:
+                return 128 + killers[0]
+    return 0
+
+
+def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str) -> str:
+    """Sentence on the first part that a signal ended, on a lost machine, or the supervisor's last words.
+
+    Args:
+        job: settings.
+        attempt: the failed attempt.
+        lost: sentence on the first machine that failed or fell silent, if no scheduler watches the machines.
+        log: text of the job's log of this attempt.
+
+    Returns:
+        The sentence; empty if the ranks have begun, and so report their failures themselves.
+    """
+    killed = _first_killed(attempt.folder)
+    if killed is not None:
+        part, end = killed
+        what = "the command"
+        if job.is_training:
+            what = f"rank {int(part[-5:])}" if job.one_process_per_rank else "torchrun"
+        return f"{what} on {end.host} was ended by signal {end.signal}"
+    if lost:
+        return lost
+    if attempt.has("heartbeat") or attempt.has("errors"):
+        return ""
+    return _last(_SUPERVISOR_SAYS, log) or launchers_error(log)
+
+
+def launchers_error(log: str) -> str:
+    """The last line in which a launcher, such as srun, reports an error; empty without one."""
+    return _last(_LAUNCHER_SAYS, log)
+
+
+def text_since(path: str, position: int) -> str:
+    """Text of a log from a position on; only the end of a long log."""
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(max(position, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def _first_killed(folder: str) -> Optional[Tuple[str, PartEnd]]:
+    """The part that failed first, if a signal ended it; a launcher ends the others by SIGTERM and SIGKILL."""
+    failed = sorted((end.time, part, end) for part, end in read_ends(folder).items() if end.code != 0)
+    if not failed or failed[0][2].signal in (0, signal.SIGTERM):
+        return None
+    return failed[0][1], failed[0][2]
+
+
+def _last(pattern: "re.Pattern[str]", text: str) -> str:
+    found = [" ".join(match.group(match.lastindex or 0).split()) for match in pattern.finditer(text)]
+    return found[-1][:300] if found else ""
