@@ -1,7 +1,9 @@
 """Read a growing metrics.jsonl: new bytes only, whole rows only.
 
 A run killed inside a line leaves half a row, and the next attempt may append to this half row. A replay after a resume
-writes iterations again. Therefore a line counts only with its newline, and the last row of an iteration wins.
+writes iterations again. Therefore a line counts only with its newline, and the last row of an iteration wins. An
+attempt that has lost the run to another may still write a row: one with a lower fencing token than a row before it
+does not count.
 """
 
 import json
@@ -43,9 +45,18 @@ class MetricsTable:
 
     train: dict[int, Row] = field(default_factory=dict)
     valid: dict[int, Row] = field(default_factory=dict)
+    _fencing_token: int = 0
 
     def add(self, row: Row) -> None:
-        """Add a row; the latest row of an iteration replaces earlier ones. Tasks and missed saves have none."""
+        """Add a row; the latest row of an iteration replaces earlier ones. Tasks and missed saves have none.
+
+        A row of an attempt that has lost the run to another does not count.
+        """
+        token = row.get("fencing_token")
+        if type(token) is int:
+            if token < self._fencing_token:
+                return
+            self._fencing_token = token
         if "tasks" in row or "missed_save" in row:
             return
         rows = self.valid if "valid_loss" in row else self.train

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trainer.checkpoint.checksums import is_metadata_sound
@@ -147,18 +147,36 @@ def _named_iteration(root: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def publish(temporary: Path, root: Path, iteration: int, attempt: int) -> None:
+def _always_may_write() -> None:
+    """Check nothing: for a writer without a lock."""
+
+
+def publish(
+    temporary: Path, root: Path, iteration: int, attempt: int, check: Callable[[], None] = _always_may_write
+) -> None:
     """Give a written and synced folder its final name, then update the pointer.
 
     A checkpoint of the same iteration, from a run that resumed from an older one, is moved aside first; after a kill
     at this point, remove_leftovers restores it. The Hugging Face folder of the older weights is deleted.
+
+    A writer that has lost the run to another publishes nothing after that other has called remove_leftovers: ``check``
+    refuses, or if the writer stood still just after it, what it is about to rename is gone.
+
+    Args:
+        temporary: the folder.
+        root: folder of checkpoints.
+        iteration: of the checkpoint.
+        attempt: marks what is moved aside; no two writers have the same.
+        check: raises an error if another process writes here now. Called directly before each rename.
 
     Raises:
         OSError: the file system refuses; older checkpoints are untouched.
     """
     final = checkpoint_path(root, iteration)
     aside = root / f".{final.name}.old-{attempt}"
+    check()
     _remove_hub_folder(root, iteration, attempt)
+    check()
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
@@ -169,16 +187,17 @@ def publish(temporary: Path, root: Path, iteration: int, attempt: int) -> None:
             aside.rename(final)
         raise
     sync_directory(root)
-    _write_pointer(root, iteration, attempt)
+    _write_pointer(root, iteration, attempt, check)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_pointer(root: Path, iteration: int, attempt: int) -> None:
+def _write_pointer(root: Path, iteration: int, attempt: int, check: Callable[[], None]) -> None:
     temporary = root / f".latest-{attempt}"
     with temporary.open("w", encoding="utf-8") as file:
         file.write(f"{iteration}\n")
         file.flush()
         os.fsync(file.fileno())
+    check()
     temporary.replace(root / LATEST)
     sync_directory(root)
 

@@ -100,6 +100,7 @@ class CheckpointMetadata:
         files: name -> bytes.
         kernels: operation -> label of its backend in the run that wrote the checkpoint; empty if not recorded.
         checksums: name -> checksums of the file's blocks; empty for a checkpoint of a release without them.
+        fencing_token: of the run's lock when the checkpoint was written; None without a lock.
     """
 
     progress: Mapping[str, Any]
@@ -112,6 +113,7 @@ class CheckpointMetadata:
     files: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, str] = field(default_factory=dict)
     checksums: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    fencing_token: int | None = None
 
     @property
     def iteration(self) -> int:
@@ -135,6 +137,8 @@ class CheckpointMetadata:
         plain = {key: getattr(self, key) for key in _PLAIN}
         values = {"format": FORMAT, "version": VERSION, "iteration": self.iteration, **plain, "tensors": tensors}
         values["kernels"] = self.kernels
+        if self.fencing_token is not None:
+            values["fencing_token"] = self.fencing_token
         values["checksums"] = {"algorithm": _ALGORITHM, "block_bytes": BLOCK_BYTES, "files": self.checksums}
         return {**values, METADATA_CHECKSUM: checksum_of_metadata(values)}
 
@@ -165,7 +169,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
             for kind, named in values["tensors"].items()
         }
         plain = {key: values[key] for key in _PLAIN}
-        kernels = dict(values.get("kernels", {}))
+        kernels, token = dict(values.get("kernels", {})), values.get("fencing_token")
         checksums = _known_checksums(values)
         is_sound = is_metadata_sound(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -173,7 +177,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
         raise DamagedCheckpointError(problem) from None
     if not is_sound:
         raise DamagedCheckpointError(f"{checkpoint / METADATA} is damaged: it has altered bytes")
-    return CheckpointMetadata(tensors=tensors, kernels=kernels, checksums=checksums, **plain)
+    return CheckpointMetadata(tensors=tensors, kernels=kernels, checksums=checksums, fencing_token=token, **plain)
 
 
 def _known_checksums(values: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:

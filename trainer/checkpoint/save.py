@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,8 +33,9 @@ from trainer.checkpoint.directory import (
     remove_leftovers,
     temporary_path,
 )
-from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor, stored_key, stored_tensor
+from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, stored_key
 from trainer.checkpoint.mounted_folder import MountedFolder
+from trainer.checkpoint.rank_indexes import gather_indexes, index_path
 from trainer.checkpoint.saved_progress import write_saved_progress
 from trainer.checkpoint.shards import DTYPE_NAMES, write_rank_file
 from trainer.data_parallel.parameter_shards import StoredShard, is_first_copy
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parallel_model import ParallelModel
     from trainer.process.progress import TrainingProgress
+    from trainer.process.run_lock import RunLock
 
 
 class MissedSave(NamedTuple):
@@ -75,10 +77,12 @@ class CheckpointWriter:
     """Saves one run's checkpoints under ``root``, a folder that all ranks share.
 
     Attributes:
-        attempt: number of the run's attempt; marks temporary folders.
+        attempt: number of the run's attempt; marks temporary folders if there is no fencing token.
         device: device of the small tensors of collectives.
         kernels: operation -> label of its backend, for the metadata.
         record: file that records each complete checkpoint; None: no file.
+        fencing_token: of the run's lock, on all ranks; 0 without.
+        lock: of the run, on rank 0; None elsewhere, and for a run without a directory.
     """
 
     root: Path
@@ -88,6 +92,8 @@ class CheckpointWriter:
     device: torch.device
     kernels: Mapping[str, str] = field(default_factory=dict)
     record: Path | None = None
+    fencing_token: int = 0
+    lock: RunLock | None = None
     _mount: MountedFolder = field(default_factory=MountedFolder)
 
     def prepare(self, rank: int, *, has_saved: bool = False) -> None:
@@ -98,9 +104,11 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: the folder cannot be written to, or has lost its checkpoints.
+            LostLockError: on rank 0, another process has taken the run over.
         """
 
         def make() -> None:
+            self._check_lock()
             if not has_saved:
                 self.root.mkdir(parents=True, exist_ok=True)
             elif not holds_checkpoints(self.root):
@@ -108,7 +116,7 @@ class CheckpointWriter:
             self._mount.remember(self.root)
             remove_leftovers(self.root)
             # Fail now rather than after hours of training.
-            probe = self.root / f".iter_0000000.tmp-{self.attempt}"
+            probe = self.root / f".iter_0000000.tmp-{self._mark}"
             probe.mkdir()
             probe.rmdir()
 
@@ -131,16 +139,18 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: the parts of all ranks are not the whole model.
+            LostLockError: on rank 0, another process has taken the run over; nothing is published.
             PeerFailedError: another rank failed, not for its disk.
         """
         iteration = progress.iteration
-        temporary = temporary_path(self.root, iteration, self.attempt)
+        temporary = temporary_path(self.root, iteration, self._mark)
         what = f"the checkpoint of iteration {iteration} could not be written"
         mesh = model.mesh
         is_first, has_written = mesh.rank == 0, [0.0] * mesh.world_size
         model.gradients.wait_for_weights()
 
         def begin() -> None:
+            self._check_lock()
             shutil.rmtree(temporary, ignore_errors=True)
             self._mount.check(self.root)
             # Without parents: a mount that is gone must not be replaced by a folder on the disk below it.
@@ -154,7 +164,7 @@ class CheckpointWriter:
             problem = damage(temporary)
             if problem is not None:
                 raise DamagedCheckpointError(f"what was read back of {temporary} {problem}")
-            publish(temporary, self.root, iteration, self.attempt)
+            publish(temporary, self.root, iteration, self._mark, self._check_lock)
             self._mount.remember(self.root)
             self.note_saved(iteration)
 
@@ -173,18 +183,29 @@ class CheckpointWriter:
             self._prune(iteration)
         return missed
 
+    @property
+    def _mark(self) -> int:
+        # Not the attempt if there is a lock: two attempts of one number must not share a temporary folder, or the one
+        # that lost the run could publish what the other is writing.
+        return self.fencing_token or self.attempt
+
     def note_saved(self, iteration: int | None) -> None:
         """Record the newest complete checkpoint, on rank 0; None: the run has none yet."""
-        if self.record is not None:
+        is_lost = self.lock is not None and self.lock.is_lost()
+        if self.record is not None and not is_lost:
             write_saved_progress(self.record, iteration, self.root, self.attempt)
+
+    def _check_lock(self) -> None:
+        if self.lock is not None:
+            self.lock.check()
 
     def _prune(self, iteration: int) -> None:
         """Delete checkpoints beyond checkpoint.keep_last; only log a failure, since the new checkpoint is complete."""
         keep_last = self.config.checkpoint.keep_last
-        if keep_last is None:
+        if keep_last is None or (self.lock is not None and self.lock.is_lost()):
             return
         try:
-            prune(self.root, keep_last, iteration, self.attempt)
+            prune(self.root, keep_last, iteration, self._mark)
         except OSError as error:
             print(f"old checkpoints in {self.root} could not be deleted: {error.strerror or error}", flush=True)
 
@@ -264,7 +285,7 @@ class CheckpointWriter:
             for file, written in files.items():
                 self._read_back(temporary / file, written, iteration)
             text = json.dumps({"tensors": index, "files": files})
-            _index_path(temporary, model.mesh.rank).write_text(text, encoding="utf-8")
+            index_path(temporary, model.mesh.rank).write_text(text, encoding="utf-8")
         return bool(contents)
 
     def _describe(
@@ -275,7 +296,7 @@ class CheckpointWriter:
         optimizer: MixedPrecisionOptimizer,
         progress: TrainingProgress,
     ) -> None:
-        tensors, files, checksums = _gather_indexes(temporary, writers)
+        tensors, files, checksums = gather_indexes(temporary, writers)
         with_optimizer = not self.config.checkpoint.no_save_optim
         mesh = model.mesh
         metadata = CheckpointMetadata(
@@ -293,6 +314,7 @@ class CheckpointWriter:
             files=files,
             kernels=self.kernels,
             checksums=checksums,
+            fencing_token=self.lock.token if self.lock is not None else None,
         )
         with (temporary / METADATA).open("w", encoding="utf-8") as file:
             json.dump(metadata.as_json(), file)
@@ -329,58 +351,6 @@ def _parts(
         name = f"{key}#{number}" if number else key
         number += 1
         yield StoredPart(file, name, box.offset, box.shape, low - box.start, high - box.start), tensor
-
-
-def _index_path(temporary: Path, rank: int) -> Path:
-    """File in which a rank lists the tensors that it wrote."""
-    return temporary / f"index_{rank:05d}.json"
-
-
-def _gather_indexes(
-    temporary: Path, writers: Sequence[int]
-) -> tuple[dict[str, dict[str, StoredTensor]], dict[str, int], dict[str, list[int]]]:
-    """Merge the ranks' lists: tensors by kind and name, sizes of files, and checksums of their blocks.
-
-    Every file is opened by its name: a listing of the folder may come from a cache of this node that lacks files that
-    other nodes have just made, while the server is asked for a name that was never looked up (nfs(5), lookupcache).
-
-    Args:
-        temporary: the folder.
-        writers: all ranks that wrote a file.
-
-    Raises:
-        CheckpointError: the parts of a tensor overlap, leave gaps, or differ in shape or dtype.
-        OSError: the list of a rank cannot be read.
-    """
-    written: dict[str, WrittenFile] = {}
-    found: dict[tuple[str, str], list[StoredTensor]] = {}
-    for path in (_index_path(temporary, rank) for rank in writers):
-        index = json.loads(path.read_text(encoding="utf-8"))
-        written |= {name: WrittenFile(*values) for name, values in index["files"].items()}
-        for kind, named in index["tensors"].items():
-            for name, values in named.items():
-                found.setdefault((kind, name), []).append(stored_tensor(values))
-        path.unlink()
-    tensors: dict[str, dict[str, StoredTensor]] = {}
-    for (kind, name), held in found.items():
-        tensors.setdefault(kind, {})[name] = _joined(stored_key(kind, name), held)
-    sizes = {name: file.size for name, file in written.items()}
-    return tensors, sizes, {name: file.checksums for name, file in written.items()}
-
-
-def _joined(key: str, held: Sequence[StoredTensor]) -> StoredTensor:
-    """One tensor from the parts that each rank holds."""
-    first, *others = held
-    for other in others:
-        if (other.shape, other.dtype) != (first.shape, first.dtype):
-            raise CheckpointError(
-                f"{key} is {first.dtype} {list(first.shape)} on one rank, {other.dtype} {list(other.shape)} on another"
-            )
-    parts = sorted((part for tensor in held for part in tensor.parts), key=lambda part: part[2:])
-    whole = replace(first, parts=tuple(parts))
-    if not whole.is_complete:
-        raise CheckpointError(f"the ranks' parts of {key} do not cover the tensor exactly once")
-    return whole
 
 
 def complete_iterations_quietly(root: Path) -> list[int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.process.progress import TrainingProgress
+from trainer.process.run_lock import LostLockError, RunLock
 
 
 @dataclass(frozen=True)
@@ -183,14 +184,15 @@ def _clock(seconds: float) -> str:
 
 
 class MetricsFile:
-    """Appends rows to a file atomically."""
+    """Appends rows to a file atomically, each with the fencing token of the run's lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: RunLock | None = None) -> None:
         """Open ``path`` for appending, and remove an incomplete last line.
 
         Raises:
             OSError: the file cannot be written.
         """
+        self._lock = lock
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         content = path.read_bytes()
@@ -198,12 +200,19 @@ class MetricsFile:
             os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write a row with a single call, so that rows never mix. A full disk loses the row."""
+        """Write a row with a single call, so that rows never mix. A full disk or a lost lock loses the row.
+
+        The loop reads from the lock that it is lost, since all ranks must end together.
+        """
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
+        if self._lock is not None:
+            finite["fencing_token"] = self._lock.token
         line = (json.dumps(finite) + "\n").encode()
-        with suppress(OSError):
+        with suppress(OSError, LostLockError):
+            if self._lock is not None:
+                self._lock.check()
             written = os.write(self._descriptor, line)
             if written < len(line):
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)

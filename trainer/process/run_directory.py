@@ -59,8 +59,8 @@ class RunDirectory:
 
     @property
     def lock(self) -> Path:
-        """File of the attempt that trains in this directory."""
-        return self.path / "lock.json"
+        """Folder with the process that trains in this directory; trainer.process.run_lock writes it."""
+        return self.path / "lock"
 
     @property
     def checkpoints(self) -> Path:

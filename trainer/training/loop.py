@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
 from trainer.conversion.beside_checkpoint import write_hub_folder
-from trainer.distributed.collectives import max_over_ranks, sum_over_ranks
+from trainer.distributed.collectives import any_rank, max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
 from trainer.optimizer.learning_rate import learning_rate, weight_decay
 from trainer.pipeline.executor import forward_backward, forward_only
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from trainer.parallel_model import ParallelModel
     from trainer.process.heartbeat import Heartbeat
     from trainer.process.progress import TrainingProgress
+    from trainer.process.run_lock import RunLock
     from trainer.process.stop import StopRequest
     from trainer.training.task_evaluation import TaskEvaluation
 
@@ -72,6 +73,7 @@ class TrainingLoop:
         writer: None disables saving.
         tasks: evaluated while training; None without.
         metrics: on global rank 0 of a run with a directory, else None.
+        lock: likewise.
         saved_iteration: iteration of an existing checkpoint, which is not written again.
     """
 
@@ -87,6 +89,7 @@ class TrainingLoop:
     writer: CheckpointWriter | None = None
     tasks: TaskEvaluation | None = None
     metrics: MetricsFile | None = None
+    lock: RunLock | None = None
     attempt: int = 1
     saved_iteration: int | None = None
     _missed_saves: int = 0
@@ -102,6 +105,7 @@ class TrainingLoop:
         Raises:
             CheckpointError: checkpoint.max_missed_saves in a row could not be written, or the last one.
             NonFiniteError: on rank 0, training.max_skipped_steps in a row were skipped.
+            LostLockError: on rank 0, another process has taken the run over.
             PeerFailedError: another rank reports one of these.
         """
         training, checkpoint = self.config.training, self.config.checkpoint
@@ -132,6 +136,7 @@ class TrainingLoop:
                 self._evaluate_tasks(self.tasks)
             is_stopped = False
         self._save(is_last=True)
+        self._check_lock()
         return "stopped" if is_stopped else "completed"
 
     def _iterate(self) -> bool:
@@ -161,7 +166,11 @@ class TrainingLoop:
         outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
-        *sums, stops = sum_over_ranks([*self._own_losses(loss, len(counts)), float(self._is_to_stop())], self.device)
+        is_lost = self.lock is not None and self.lock.is_known_lost
+        flags = [float(self._is_to_stop()), float(is_lost)]
+        *sums, stops, lost = sum_over_ranks([*self._own_losses(loss, len(counts)), *flags], self.device)
+        if lost:
+            self._end_lost_run()
         self._count(outcome, dict(zip(own_counts, zip(sums, counts, strict=True), strict=True)))
         self._count_further_losses()
         self._interval_time_s += time.perf_counter() - began
@@ -175,6 +184,17 @@ class TrainingLoop:
         """True if this rank has a stop request, or has trained for exit_duration_in_mins."""
         limit = self.config.training.exit_duration_in_mins
         return self.stop.is_made() or (limit is not None and time.perf_counter() - self._began > 60.0 * limit)
+
+    def _check_lock(self) -> None:
+        """End the run on all ranks if another process has taken it over."""
+        if any_rank(self.lock is not None and self.lock.is_lost(), self.device):
+            self._end_lost_run()
+
+    def _end_lost_run(self) -> NoReturn:
+        """Raise LostLockError on rank 0, PeerFailedError on all others."""
+        if self.lock is not None:
+            self.lock.check()
+        raise PeerFailedError("another process has taken the run over: rank 0 reports which")
 
     def _count_in_a_row(self, outcome: StepOutcome, loss_scale: float) -> None:
         """Count the steps skipped in a row, but not those that search for the loss scale.
@@ -301,6 +321,7 @@ class TrainingLoop:
         self.saved_iteration = self.progress.iteration
         self._say(f"iteration {self.progress.iteration} saved to {self.writer.root} in {seconds:.1f} s")
         if self.config.checkpoint.save_hugging_face:
+            self._check_lock()
             self._write_hub_folder(self.writer.root)
 
     def _miss(self, missed: MissedSave, *, is_last: bool) -> None:

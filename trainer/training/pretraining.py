@@ -23,7 +23,7 @@ from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.loading.build import build_data
 from trainer.data.loading.loader import DEPTH, BatchLoader
 from trainer.data.loading.loader_sharing import BatchRole, mapped_role, streaming_role
-from trainer.distributed.collectives import any_rank
+from trainer.distributed.collectives import any_rank, from_first_rank
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.rendezvous import join_ranks
 from trainer.ops.attention.backend import check_backend
@@ -61,7 +61,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """State of one rank before the rendezvous."""
+    """State of one rank before the rendezvous, and the lock that it takes at this point.
+
+    Attributes:
+        lock: of the run directory, on rank 0.
+        fencing_token: of the lock, on all ranks; 0 without a run directory.
+    """
 
     config: TrainConfig
     launch: LaunchEnvironment
@@ -71,6 +76,8 @@ class _Attempt:
     progress: TrainingProgress
     heartbeat: Heartbeat
     stop: StopRequest
+    lock: RunLock | None = None
+    fencing_token: int = 0
 
 
 COMPLETED, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 3, 130
@@ -158,7 +165,7 @@ def _train(attempt: _Attempt) -> None:
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     join_ranks(attempt.launch.rank, attempt.launch.world_size, device, timeout)
     with ExitStack() as resources:
-        _lock(attempt, device, resources)
+        attempt = _lock(attempt, device, resources)
         saved = _await_saved_progress(attempt, device)
         ending = _run(_build_loop(attempt, device, tried, data, resources, tasks, saved), mesh.rank)
         attempt.heartbeat.beat(progress.iteration, ending)
@@ -172,14 +179,17 @@ def _train(attempt: _Attempt) -> None:
     dist.destroy_process_group()
 
 
-def _lock(attempt: _Attempt, device: torch.device, resources: ExitStack) -> None:
-    """Lock the run directory on rank 0, until ``resources`` are closed. Collective: all ranks.
+def _lock(attempt: _Attempt, device: torch.device, resources: ExitStack) -> _Attempt:
+    """Lock the run directory on rank 0, until ``resources`` are closed; the attempt with its lock.
+
+    Collective: all ranks.
 
     Raises:
         LockedRunError: another attempt trains in it.
         PeerFailedError: rank 0 met that.
     """
     problem: Exception | None = None
+    lock: RunLock | None = None
     if attempt.run is not None and attempt.mesh.rank == 0:
         lock = resources.enter_context(RunLock(attempt.run.lock))
         try:
@@ -188,6 +198,8 @@ def _lock(attempt: _Attempt, device: torch.device, resources: ExitStack) -> None
             problem = error
     if any_rank(problem is not None, device):
         raise problem or PeerFailedError("the run directory is in use; rank 0 reports by whom")
+    (token,) = from_first_rank([lock.token if lock is not None else 0], device)
+    return replace(attempt, lock=lock, fencing_token=token)
 
 
 def _await_saved_progress(attempt: _Attempt, device: torch.device) -> SavedProgress | None:
@@ -242,7 +254,8 @@ def _build_loop(
     record = run.saved if run is not None else None
     writer = None
     if save is not None:
-        writer = CheckpointWriter(save, config, data.vocab_size, number, device, labels, record)
+        fence = (attempt.fencing_token, attempt.lock)
+        writer = CheckpointWriter(save, config, data.vocab_size, number, device, labels, record, *fence)
         writer.prepare(mesh.rank, has_saved=saved is not None)
     attempt.heartbeat.beat(0, "loading")
     restored = restore(config, save, model, optimizer, progress, device, labels, saved)
@@ -254,7 +267,7 @@ def _build_loop(
     resources.callback(loader.close)
     metrics = None
     if run is not None and mesh.rank == 0:
-        metrics = MetricsFile(run.metrics)
+        metrics = MetricsFile(run.metrics, attempt.lock)
         resources.callback(metrics.close)
     speed = SpeedScale(
         tokens_per_iteration=config.global_batch_size(mesh.dp) * config.tokens_per_sample,
@@ -277,6 +290,7 @@ def _build_loop(
         writer=writer,
         tasks=tasks,
         metrics=metrics,
+        lock=attempt.lock,
         attempt=number,
         saved_iteration=saved_iteration,
     )

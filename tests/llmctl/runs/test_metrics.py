@@ -38,6 +38,16 @@ def test_the_last_row_of_an_iteration_wins_and_the_newest_is_the_one_written_las
     assert reader.table.newest["attempt"] == 2
 
 
+def test_a_row_of_an_attempt_that_lost_the_run_does_not_count(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first, second = {"fencing_token": 1}, {"fencing_token": 2, "attempt": 2}
+    path.write_text(line(1, **first) + line(2, **second, lm_loss=1.5) + line(2, **first) + line(9, **first))
+    reader = MetricsReader(str(path), read_parts)
+    reader.poll()
+    assert {iteration: row["attempt"] for iteration, row in reader.table.train.items()} == {1: 1, 2: 2}
+    assert reader.table.newest["lm_loss"] == 1.5
+
+
 def test_a_row_after_an_incomplete_row_is_found(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2)[:13] + line(2, attempt=2))

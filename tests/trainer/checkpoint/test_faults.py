@@ -27,8 +27,9 @@ from trainer.checkpoint.directory import (
     remove_leftovers,
     temporary_path,
 )
+from trainer.checkpoint.rank_indexes import gather_indexes
 from trainer.checkpoint.resume import restore
-from trainer.checkpoint.save import CheckpointWriter, _gather_indexes
+from trainer.checkpoint.save import CheckpointWriter
 from trainer.process.failure import PeerFailedError
 from trainer.process.progress import TrainingProgress
 
@@ -154,9 +155,9 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path, second, says):
     """In the first case the gap is as large as the overlap."""
     writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), second)
     with pytest.raises(CheckpointError, match=says):
-        _gather_indexes(tmp_path, writers)
+        gather_indexes(tmp_path, writers)
     writers = write_indexes(tmp_path, ([4, 6], "F32", (0, 12)), ([4, 6], "F32", (12, 24)))
-    assert _gather_indexes(tmp_path, writers)[0]["model"]["w"].is_complete
+    assert gather_indexes(tmp_path, writers)[0]["model"]["w"].is_complete
 
 
 def hide_lists(patch, _rank):
@@ -278,3 +279,58 @@ def test_deleted_and_replaced_checkpoints_are_not_restored(tmp_path):
     assert not (checkpoint_path(tmp_path, 6) / "attempt").exists()
     assert (checkpoint_path(tmp_path, 7) / "attempt").read_text() == "10"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+class Lost(Exception):
+    """Raised by a check that finds another writer."""
+
+
+def checks(*actions):
+    """A check that does the next of ``actions`` at each call."""
+    remaining = iter(actions)
+    return lambda: next(remaining)()
+
+
+def refuse_the_loser():
+    raise Lost
+
+
+def nothing():
+    pass
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_writer_that_lost_the_run_publishes_nothing_more(tmp_path, number):
+    """The loser stands still before one of the three checks; meanwhile the winner goes on from 5."""
+    fake(tmp_path, 5)
+    (tmp_path / LATEST).write_text("5\n")
+    fake(tmp_path / "aside", 7).rename(temporary_path(tmp_path, 7, 1))
+    check = checks(*[nothing] * number, refuse_the_loser)
+    with pytest.raises(Lost):
+        publish(temporary_path(tmp_path, 7, 1), tmp_path, 7, 1, check)
+    # A checkpoint that was renamed before the loss is complete; the winner starts from the named one.
+    assert complete_iterations(tmp_path) == ([5, 7] if number == 2 else [5])
+    assert (tmp_path / LATEST).read_text() == "5\n"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_stall_between_check_and_rename_publishes_nothing(tmp_path, number):
+    """The winner prepares the folder, and saves iteration 7 itself, just after the loser's check."""
+    fake(tmp_path, 5)
+    fake(tmp_path, 7)
+    (tmp_path / LATEST).write_text("5\n")
+    fake(tmp_path / "loser", 7).rename(temporary_path(tmp_path, 7, 1))
+    winner = fake(tmp_path / "winner", 7)
+    (winner / "which").write_text("the winner's")
+
+    def take_over():
+        remove_leftovers(tmp_path)
+        winner.rename(temporary_path(tmp_path, 7, 2))
+        publish(temporary_path(tmp_path, 7, 2), tmp_path, 7, 2)
+        (tmp_path / LATEST).write_text("9\n")
+
+    check = checks(*[nothing] * number, take_over)
+    with pytest.raises(FileNotFoundError):
+        publish(temporary_path(tmp_path, 7, 1), tmp_path, 7, 1, check)
+    assert (checkpoint_path(tmp_path, 7) / "which").read_text() == "the winner's"
+    assert (tmp_path / LATEST).read_text() == "9\n"

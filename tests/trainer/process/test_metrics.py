@@ -14,6 +14,7 @@ from trainer.process.metrics import (
     validation_row,
 )
 from trainer.process.progress import TrainingProgress
+from trainer.process.run_lock import RunLock
 
 SPEED = SpeedScale(tokens_per_iteration=1000, flops_per_token=6_000_000_000, devices=4, peak_tflops=10.0)
 
@@ -103,3 +104,16 @@ def test_rows_are_appended_after_an_incomplete_one_is_removed(tmp_path):
     file.close()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [{"iteration": 1}, {"iteration": 2, "lm_loss": None, "valid_ppl": None}]
+
+
+def test_no_row_is_written_without_the_lock(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with RunLock(tmp_path / "lock") as lock:
+        lock.acquire()
+        file = MetricsFile(path, lock)
+        file.append({"iteration": 1})
+        (tmp_path / "lock" / "2.json").write_text("{}")
+        file.append({"iteration": 2})
+        file.close()
+        assert lock.is_known_lost
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"iteration": 1, "fencing_token": 1}]
