@@ -1,16 +1,18 @@
 """Interactive sessions in the environment of a cluster's jobs or of one run."""
 
 import os
+import secrets
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 from llmctl.backends import load_backend, load_queue_backend
 from llmctl.backends.base import JobRequest
 from llmctl.context import ClusterSession, Context, is_remote, resolve_profile_paths
-from llmctl.errors import ProfileError
+from llmctl.errors import ProfileError, SchedulerError
 from llmctl.paths import profile_files
 from llmctl.site.container import ContainerPlan, plan_container
 from llmctl.site.job import JobSpec
@@ -41,16 +43,32 @@ class Session:
         argv: the command.
         cwd: working directory; None: the home directory.
         warning: a message for the user; may be empty.
+        proof: file that the script on the node makes; None if no launcher stands between.
     """
 
     transport: Transport
     argv: Sequence[str]
     cwd: str | None
     warning: str = ""
+    proof: str | None = None
 
     def run(self) -> int:
-        """Run the command; returns its exit status, or 128 + N after signal N."""
-        return self.transport.run_interactive(self.argv, cwd=self.cwd)
+        """Run the command; returns its exit status, or 128 + N after signal N.
+
+        Raises:
+            SchedulerError: the launcher reports success although the node has not begun the command.
+        """
+        status = self.transport.run_interactive(self.argv, cwd=self.cwd)
+        if self.proof is None:
+            return status
+        if status == 0 and not _exists(self.proof, self.transport):
+            raise SchedulerError(
+                "the node did not begin the command, although the scheduler reports success: its message is above\n"
+                f"(the node would have made a file in {PurePosixPath(self.proof).parent}, which all nodes must see)",
+                transient=False,
+            )
+        self.transport.remove([self.proof])
+        return status
 
 
 def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]) -> Session:
@@ -78,8 +96,9 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
     # The script itself enters the other runtimes, after loading the modules that they may need.
     inside = container if container is not None and container.runtime == "pyxis" else None
     backend = load_backend(profile.scheduler)
-    argv = backend.interactive_argv(replace(request, container=inside), script, context.command)
-    return Session(transport, argv, _cwd(context, profile), warning)
+    proof = _new_proof(str(profile.runs_root)) if backend.capabilities.has_queue else None
+    argv = backend.interactive_argv(replace(request, container=inside), _proving(script, proof), context.command)
+    return Session(transport, argv, _cwd(context, profile), warning, proof)
 
 
 def attach_session(context: Context, profile: ClusterProfile, attachment: "Attachment") -> Session:
@@ -102,6 +121,7 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
         supervisor_dir=attachment.record.run_dir / "code" / "supervisor",
     )
     transport = context.connect(profile)
+    proof = None
     if attachment.place is None or not backend.capabilities.has_queue:
         request = JobRequest(profile, job_name=NAME, run_dir=str(attachment.record.run_dir))
         argv = backend.interactive_argv(request, script, context.command)
@@ -112,8 +132,10 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
         cores = _cores_of(attachment, profile)
         # The script itself enters the other runtimes.
         inside = container if container is not None and container.runtime == "pyxis" else None
-        argv = visiting(attachment.place.job_id, attachment.place.host, script, context.command, inside, cores=cores)
-    return Session(transport, argv, _cwd(context, profile), warning)
+        proof, place = _new_proof(str(attachment.record.run_dir.parent)), attachment.place
+        proving = _proving(script, proof)
+        argv = visiting(place.job_id, place.host, proving, context.command, inside, cores=cores)
+    return Session(transport, argv, _cwd(context, profile), warning, proof)
 
 
 def check_ssh(job: Mapping[str, Any], profile: ClusterProfile) -> None:
@@ -129,6 +151,23 @@ def check_ssh(job: Mapping[str, Any], profile: ClusterProfile) -> None:
             f"{profile.name} offers no ssh to nodes of {kind}, which interactive --run needs\n"
             f"llmctl interactive --cluster {profile.name} --resource-type {kind} asks for a new node"
         )
+
+
+def _new_proof(root: str) -> str:
+    """Path of a file that proves that a node has begun: in ``root``, which all nodes see, and never used before."""
+    return f"{root}/.begun-{secrets.token_hex(8)}"
+
+
+def _proving(script: str, proof: str | None) -> str:
+    """The script, which first makes the file ``proof``: srun may exit with 0 without having started anything."""
+    return script if proof is None else f"{{ : >{shlex.quote(proof)}; }} 2>/dev/null\n{script}"
+
+
+def _exists(path: str, transport: Transport) -> bool:
+    (facts,) = transport.stat_paths([path])
+    # Reading the folder makes a network file system refresh its cache.
+    place = PurePosixPath(path)
+    return facts.kind == "file" or place.name in transport.list_names([str(place.parent)])[0]
 
 
 def _container_of(

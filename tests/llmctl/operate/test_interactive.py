@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from llmctl.cli.main import main
+from llmctl.errors import SchedulerError
+from llmctl.operate.interactive import Session
 from llmctl.runs.record import RunIndex
+from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import beat, make_run
 from tests.waiting import HANG_S
@@ -255,3 +258,15 @@ def test_sigterm_is_passed_on(home):
         process.kill()
         process.wait(HANG_S)
         process.stdout.close()
+
+
+def test_a_success_without_a_begun_command_is_refused(tmp_path):
+    """srun of Slurm 22.05 exits with 0 when a plugin of the site fails on the node."""
+    proof = str(tmp_path / ".begun-1")
+    session = Session(LocalTransport({}), ["true"], None, proof=proof)
+    with pytest.raises(SchedulerError, match="the node did not begin the command"):
+        session.run()
+    assert Session(LocalTransport({}), ["false"], None, proof=proof).run() == 1
+    begun = Session(LocalTransport({"PATH": "/usr/bin:/bin"}), ["touch", proof], None, proof=proof)
+    assert begun.run() == 0
+    assert not Path(proof).exists()
