@@ -210,9 +210,12 @@ def _attempts(
 def _needs_details(beginning: AttemptBeginning) -> bool:
     """True if heartbeats and errors add information. False after a good or requested ending."""
     ending = beginning.ending
-    return (
-        ending is None or not ending.is_final or ending.reason not in ("completed", "stopped", "cancelled", "timeout")
-    )
+    if ending is None or not ending.is_final:
+        return True
+    if ending.reason == "timeout":
+        # A run that did not save at its limit may have hung.
+        return beginning.outcome is None
+    return ending.reason not in ("completed", "stopped", "cancelled")
 
 
 def _facts(beginning: AttemptBeginning | None, details: AttemptFacts | None) -> AttemptFacts | None:

@@ -163,7 +163,7 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         # A cancel may precede job.sh's first attempt directory; the record holds the request.
         return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
     if ending.reason == "timeout":
-        saved = f", saved{at}" if attempt.outcome is not None else ""
+        saved = f", saved{at}" if attempt.outcome is not None else _hang_before(facts, attempt, ending.time)
         detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} continues"
         return Verdict(JobState.TIMEOUT, detail, ending.code, ending.time)
     if ending.reason == "stopped":
@@ -174,6 +174,12 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
     if ending.reason == "failed":
         return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
+
+
+def _hang_before(facts: RunFacts, attempt: AttemptFacts, end: float | None) -> str:
+    """The hang that an end at the time limit would hide, from the heartbeats as they were at that time."""
+    hang = lagging_ranks(attempt.heartbeats, end, facts.iteration_time_s) if end is not None else ""
+    return f", after {hang}" if hang else ""
 
 
 def _stopped_by_scheduler(facts: RunFacts, verdict: Verdict, job: JobAnswer) -> Verdict:

@@ -94,6 +94,8 @@ def test_a_shell_on_a_compute_node(site: Site) -> None:
     assert done.returncode == 7 and done.stdout.strip() in NODES, done.stderr
     status, seen = site.on_terminal("hostname; tty; exit 5\n", "interactive", "--cluster", "bed", "--nodes", "2")
     assert status == 5 and re.search(r"^n[1-4]\r?$", seen, re.MULTILINE) and "/dev/pts/" in seen, seen
+    assert site.call("interactive", "--cluster", "bed", "--", "true").returncode == 0
+    assert not list((site.home / "runs").glob(".begun-*"))
     # An impossible request is refused at once.
     refused = site.call("interactive", "--cluster", "bed", "--nodes", "9", "--", "true")
     assert refused.returncode != 0 and "salloc: error: " in refused.stderr
@@ -167,6 +169,16 @@ def test_attach_reaches_a_rank(site: Site) -> None:
         assert (beside.returncode, beside.stdout) == (0, f"{second}\n"), beside.stderr
     site.llmctl("cancel", "attached")
     assert site.ended("attached")["state"] == "cancelled"
+
+
+def test_a_killed_agent_is_named_with_its_node(site: Site) -> None:
+    site.submit("agents", "--nodes", "2", "--launcher", "torchrun", *ENDLESS)
+    wait_for(lambda: site.iteration("agents") > 2, "the first iterations")
+    _, second = site.status("agents")["hosts"]
+    site.cluster.on_node(second, "pkill", "-KILL", "-f", "torch.distributed.run")
+    run = site.ended("agents")
+    assert (run["state"], run["exit_code"]) == ("failed", 137), run
+    assert run["detail"].startswith(f"torchrun on {second} was ended by signal 9"), run
 
 
 def hold_until_the_limit(site: Site, run_id: str, job_id: str) -> None:
@@ -301,6 +313,13 @@ def broken_nodes(site: Site, tmp_path: Path) -> Iterator[None]:
     site.cluster.load_plugins(f"required {built(tmp_path, 'failing_plugin')} {flag}\n")
     yield
     site.cluster.load_plugins("")
+
+
+@pytest.mark.usefixtures("broken_nodes")
+def test_a_command_that_no_node_began_is_no_success(site: Site) -> None:
+    done = site.call("interactive", "--cluster", "bed", "--", "sh", "-c", "exit 3")
+    assert done.returncode == 4 and "the node did not begin the command" in done.stderr, done
+    assert "Plugin initialization failed" in done.stderr
 
 
 @pytest.mark.usefixtures("broken_nodes")

@@ -135,3 +135,14 @@ def test_watching_uses_the_cache_too(running, monkeypatch):
     monkeypatch.setattr("llmctl.cli.status.WATCH_INTERVAL_S", 0.01)
     assert main(["status", "--watch"]) == 0
     assert transport.count("heartbeat") == RANKS
+
+
+def test_a_hang_before_the_time_limit_is_read_from_the_files(running):
+    cluster, made, attempt = running
+    for rank in range(RANKS):
+        beat(attempt, rank, age_s=200, iteration=7 if rank != 3 else 6)
+    leave(attempt, "timeout", 137)
+    transport = Counting()
+    run = observe_run(made.record, transport, SchedulerWatch(cluster.backend, transport))
+    assert run.state is JobState.TIMEOUT
+    assert "the other ranks wait for rank 3 on n1 (phase forward, iteration 6); llmctl resume" in run.detail

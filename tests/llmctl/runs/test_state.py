@@ -80,6 +80,19 @@ def test_exit_json_decides_the_state(attempt, state, detail, job):
     assert verdict.exit_code == attempt.ending.code
 
 
+def test_a_hang_is_told_after_the_time_limit_too():
+    # The exit is at NOW - 3; rank 1 stopped first, and rank 0 waited.
+    hung = (heartbeat(0, 300, 227, "optimizer"), heartbeat(1, 303, 226, "forward"))
+    detail = decide(facts(None, ended("timeout", 137, heartbeats=hung), now=NOW + 9000)).detail
+    assert detail == (
+        "reached its time limit, after no heartbeat for 4 min; the other ranks wait for rank 1 on n1 (phase forward, "
+        "iteration 226); llmctl resume demo-1 continues"
+    )
+    for alive in ((heartbeat(0, 4), heartbeat(1, 4)), (heartbeat(0, 100), heartbeat(1, 101))):
+        slow = facts(None, ended("timeout", 137, heartbeats=alive), iteration_time_s=60.0)
+        assert decide(slow).detail == "reached its time limit; llmctl resume demo-1 continues"
+
+
 def test_a_cancelled_run_is_cancelled_even_if_job_sh_did_not_know():
     for reason, code in (("failed", 143), ("stopped", 0)):
         assert decide(facts(GONE, ended(reason, code), cancel_requested=NOW - 5)).state is JobState.CANCELLED
