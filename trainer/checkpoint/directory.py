@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection
+from itertools import islice
 from pathlib import Path
 
 from trainer.checkpoint.checksums import is_metadata_sound
@@ -105,7 +106,8 @@ def find_latest(root: Path, rejected: Collection[Path] = ()) -> tuple[Path | Non
     """The checkpoint to resume from, and a warning if it is unexpected.
 
     The choice is the checkpoint that latest_checkpointed_iteration.txt names; if it is missing or damaged, the newest
-    undamaged one.
+    undamaged one before it. Later ones belong to a branch that the user left by setting the pointer back. Without a
+    readable pointer the newest of all counts.
 
     Args:
         root: folder of checkpoints.
@@ -113,7 +115,7 @@ def find_latest(root: Path, rejected: Collection[Path] = ()) -> tuple[Path | Non
 
     Raises:
         ForeignFormatError: the checkpoints are those of another program.
-        CheckpointError: all checkpoints are damaged.
+        CheckpointError: all checkpoints are damaged, or all up to the named one.
     """
     complete = complete_iterations(root)
     named = _named_iteration(root)
@@ -127,10 +129,20 @@ def find_latest(root: Path, rejected: Collection[Path] = ()) -> tuple[Path | Non
         what = f"{root / LATEST} names no iteration"
     else:
         return None, None
+    later = []
     for iteration in reversed(complete):
         path = checkpoint_path(root, iteration)
-        if path not in rejected and damage(path) is None:
-            return path, f"{what}; resuming from {path.name}, the newest undamaged checkpoint"
+        if path in rejected or damage(path) is not None:
+            continue
+        if named is None or iteration <= named:
+            before = "" if named is None else " before it"
+            return path, f"{what}; resuming from {path.name}, the newest undamaged checkpoint{before}"
+        later.append(path.name)
+    if later:
+        raise CheckpointError(
+            f"{what}, and {root} holds no undamaged checkpoint before it; restore one, or write the iteration of a "
+            f"later one into {LATEST} ({', '.join(reversed(later))})"
+        )
     foreign = describe_foreign(root)
     if foreign is not None:
         raise ForeignFormatError(f"{root} {foreign}")
@@ -203,12 +215,20 @@ def _write_pointer(root: Path, iteration: int, attempt: int, check: Callable[[],
 
 
 def prune(root: Path, keep_last: int, iteration: int, attempt: int) -> None:
-    """Delete all but the newest ``keep_last`` checkpoints up to ``iteration``, each with its Hugging Face folder.
+    """Delete what is older than the newest ``keep_last`` undamaged checkpoints up to ``iteration``.
+
+    Each goes with its Hugging Face folder. A checkpoint counts as damaged if ``damage`` says so: its metadata is
+    altered, or a file is missing or has another size. Altered bytes in its other files are not looked for here, since
+    every save would have to read all of them. Nothing is deleted while there are fewer undamaged ones; damaged ones
+    between them stay, for a repair by hand.
 
     Later checkpoints are kept: the user left them behind by setting the pointer to an older one. Each folder is renamed
     before its files are deleted, so that no half-deleted folder has the name of a complete one.
     """
-    for old in [number for number in complete_iterations(root) if number <= iteration][:-keep_last]:
+    numbers = [number for number in complete_iterations(root) if number <= iteration]
+    undamaged = (number for number in reversed(numbers) if damage(checkpoint_path(root, number)) is None)
+    oldest_kept = next(islice(undamaged, keep_last - 1, None), 0)
+    for old in [number for number in numbers if number < oldest_kept]:
         _remove_hub_folder(root, old, attempt)
         aside = root / f".{checkpoint_path(root, old).name}.old-{attempt}"
         checkpoint_path(root, old).rename(aside)

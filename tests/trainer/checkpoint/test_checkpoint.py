@@ -6,18 +6,12 @@ from datetime import timedelta
 import pytest
 import torch
 
+from tests.trainer.checkpoint.test_directory import fake
 from tests.trainer.spawn import Ranks
 from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.directory import (
-    LATEST,
     CheckpointError,
     checkpoint_path,
-    complete_iterations,
-    damage,
-    find_latest,
-    prune,
-    publish,
-    remove_leftovers,
 )
 from trainer.checkpoint.load import load_weights, read_training_state, resume_optimizer
 from trainer.checkpoint.metadata import load_metadata
@@ -285,58 +279,6 @@ def refuse_other_routers(_rank, _world_size, root, experts):
         del metadata["config"]["model"][key]
     (path / "metadata.json").write_text(json.dumps(metadata | {"checksum": checksum_of_metadata(metadata)}))
     refuse()
-
-
-def fake(root, iteration, size=3):
-    folder = checkpoint_path(root, iteration)
-    folder.mkdir(parents=True)
-    (folder / "a").write_bytes(b"x" * size)
-    (folder / "metadata.json").write_text(json.dumps({"files": {"a": 3}}))
-    return folder
-
-
-def test_latest_is_the_named_or_else_the_newest_undamaged_checkpoint(tmp_path):
-    assert find_latest(tmp_path) == (None, None)
-    for iteration in (10, 20, 30):
-        fake(tmp_path, iteration)
-    (tmp_path / LATEST).write_text("20\n")
-    assert find_latest(tmp_path) == (checkpoint_path(tmp_path, 20), None)
-    (checkpoint_path(tmp_path, 20) / "a").write_bytes(b"x")
-    path, note = find_latest(tmp_path)
-    assert path == checkpoint_path(tmp_path, 30)
-    assert "iter_0000020" in note
-    assert "resuming from iter_0000030" in note
-    (checkpoint_path(tmp_path, 30) / "metadata.json").write_text("{")
-    assert find_latest(tmp_path)[0] == checkpoint_path(tmp_path, 10)
-    (tmp_path / LATEST).unlink()
-    assert find_latest(tmp_path)[0] == checkpoint_path(tmp_path, 10)
-    (checkpoint_path(tmp_path, 10) / "a").unlink()
-    with pytest.raises(CheckpointError, match="no undamaged checkpoint"):
-        find_latest(tmp_path)
-
-
-def test_publish_replaces_a_checkpoint_of_the_same_iteration(tmp_path):
-    fake(tmp_path, 5, size=1)
-    fake(tmp_path / "aside", 5).rename(tmp_path / ".iter_0000005.tmp-2")
-    publish(tmp_path / ".iter_0000005.tmp-2", tmp_path, 5, 2)
-    assert damage(checkpoint_path(tmp_path, 5)) is None
-    assert (tmp_path / LATEST).read_text() == "5\n"
-    assert complete_iterations(tmp_path) == [5]
-
-
-def test_pruning_keeps_later_iterations(tmp_path):
-    for iteration in (1, 2, 3, 4, 9):
-        fake(tmp_path, iteration)
-    prune(tmp_path, 2, 4, 1)
-    assert complete_iterations(tmp_path) == [3, 4, 9]
-
-
-def test_only_leftovers_are_removed(tmp_path):
-    for name in (".iter_0000002.tmp-1", ".iter_0000001.old-3", "iter_0000001", "notes", ".hidden"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".latest-1").write_text("2")
-    assert remove_leftovers(tmp_path) == [".iter_0000001.old-3", ".iter_0000002.tmp-1", ".latest-1"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "iter_0000001", "notes"]
 
 
 def test_start_point_is_checked_before_anything_starts(tmp_path):

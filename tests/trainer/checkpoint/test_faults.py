@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, fake
+from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of
+from tests.trainer.checkpoint.test_directory import fake
 from tests.trainer.spawn import Ranks
 from trainer.checkpoint import resume
 from trainer.checkpoint.directory import (

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.resume_torture import Attempt, config_of
+from tests.trainer.checkpoint.test_directory import fake
 from tests.trainer.spawn import Ranks
 from trainer.checkpoint.directory import (
     checkpoint_path,
@@ -74,7 +75,7 @@ def test_a_failure_is_told_and_leaves_the_checkpoint(run, tmp_path):
 
 def test_a_folder_goes_with_its_checkpoint(tmp_path):
     for iteration in (1, 2, 3):
-        checkpoint_path(tmp_path, iteration).mkdir()
+        fake(tmp_path, iteration)
         hub_path(tmp_path, iteration).mkdir()
     prune(tmp_path, 2, 3, 1)
     assert not hub_path(tmp_path, 1).exists() and hub_path(tmp_path, 2).exists()

@@ -19,7 +19,7 @@ class CheckpointConfig(Section):
     save_interval: PositiveInt | None = None
     """Iterations between checkpoints. Unset: save only at the end."""
     keep_last: PositiveInt | None = None
-    """Delete all but the newest N checkpoints. Unset: keep all."""
+    """Delete what is older than the newest N undamaged checkpoints. Unset: keep all."""
     verify_after_save: Literal["sample", "all", "off"] = "sample"
     """Part of each file that is read back and compared before a checkpoint is complete and ``keep_last`` deletes older
     ones. sample: the first and the last 4 MiB, and every 16th between them."""
