@@ -33,6 +33,8 @@ from trainer.process.metrics import (
     validation_line,
     validation_row,
 )
+from trainer.training.missed_saves import MissedSaves
+from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,19 +52,6 @@ if TYPE_CHECKING:
     from trainer.training.task_evaluation import TaskEvaluation
 
 Ending = Literal["completed", "stopped"]
-
-
-class NonFiniteError(RuntimeError):
-    """The gradients of many steps in a row were not finite: the weights are past recovery, or the data is."""
-
-    def __init__(self, steps: int, iteration: int, root: Path | None) -> None:
-        """Describe ``steps`` skipped steps up to ``iteration``, of a run that saves in ``root``."""
-        saves = f"the checkpoints in {root} are from before them" if root is not None else "nothing was saved"
-        super().__init__(
-            f"the gradients of the last {steps} steps, up to iteration {iteration}, were not finite "
-            f"(training.max_skipped_steps {steps}); {saves}. Lower optimizer.lr, set optimizer.clip_grad or check the "
-            "data, then resume"
-        )
 
 
 @dataclass
@@ -92,19 +81,24 @@ class TrainingLoop:
     lock: RunLock | None = None
     attempt: int = 1
     saved_iteration: int | None = None
-    _missed_saves: int = 0
-    _skipped_in_a_row: int = 0
+    _missed_saves: MissedSaves = field(init=False)
+    _skipped_steps: SkippedSteps = field(init=False)
     _save_is_due: bool = False
     _began: float = field(default_factory=time.perf_counter)
     _interval_time_s: float = 0.0
     _timed_iterations: int = 0
 
+    def __post_init__(self) -> None:
+        training, checkpoint = self.config.training, self.config.checkpoint
+        self._missed_saves = MissedSaves(checkpoint.max_missed_saves, checkpoint.missed_saves_grace_s)
+        self._skipped_steps = SkippedSteps(training.max_skipped_steps, training.skipped_steps_window)
+
     def run(self) -> Ending:
         """Train until train_iters or a stop request, then save.
 
         Raises:
-            CheckpointError: checkpoint.max_missed_saves in a row could not be written, or the last one.
-            NonFiniteError: on rank 0, training.max_skipped_steps in a row were skipped.
+            CheckpointError: too many checkpoints in a row could not be written, or the last one.
+            NonFiniteError: on rank 0, too many steps were skipped.
             LostLockError: on rank 0, another process has taken the run over.
             PeerFailedError: another rank reports one of these.
         """
@@ -126,7 +120,7 @@ class TrainingLoop:
             if checkpoint.save_interval is not None and iteration % checkpoint.save_interval == 0:
                 self._save_is_due = True
             # Weights after which no gradient is finite are not worth a save that replaces a good one.
-            if self._save_is_due and not self._skipped_in_a_row and not is_stopped:
+            if self._save_is_due and not self._skipped_steps.in_a_row and not is_stopped:
                 self._save()
         if self.progress.iteration >= training.train_iters:
             # Before the save: a kill between the two must not lose the last evaluation.
@@ -177,7 +171,7 @@ class TrainingLoop:
         self._timed_iterations += 1
         if progress.iteration % self.config.logging.log_interval == 0:
             self._log(outcome, lr, loss_scale)
-        self._count_in_a_row(outcome, loss_scale)
+        self._count_skipped(outcome, loss_scale)
         return stops > 0.0
 
     def _is_to_stop(self) -> bool:
@@ -196,26 +190,24 @@ class TrainingLoop:
             self.lock.check()
         raise PeerFailedError("another process has taken the run over: rank 0 reports which")
 
-    def _count_in_a_row(self, outcome: StepOutcome, loss_scale: float) -> None:
-        """Count the steps skipped in a row, but not those that search for the loss scale.
+    def _count_skipped(self, outcome: StepOutcome, loss_scale: float) -> None:
+        """Count the skipped steps, but not those that search for the loss scale.
 
         Raises:
-            NonFiniteError: on rank 0, there are training.max_skipped_steps.
+            NonFiniteError: on rank 0, there are too many.
             PeerFailedError: the same on all other ranks.
         """
-        if not outcome.skipped:
-            self._skipped_in_a_row = 0
+        scaler = self.optimizer.loss_scaler
+        # fp16 begins with some twenty skipped steps, which halve the scale.
+        if outcome.skipped and (scaler.scale < loss_scale or scaler.can_fall):
             return
-        if self.optimizer.loss_scaler.scale < loss_scale or self.optimizer.loss_scaler.can_fall:
-            return
-        self._skipped_in_a_row += 1
-        most = self.config.training.max_skipped_steps
-        if most == 0 or self._skipped_in_a_row < most:
+        self._skipped_steps.add(outcome.skipped)
+        steps = self._skipped_steps.excess
+        if not steps:
             return
         if self.model.mesh.rank != 0:
             raise PeerFailedError("the gradients are not finite: rank 0 reports it")
-        root = self.writer.root if self.writer is not None else None
-        raise NonFiniteError(most, self.progress.iteration, root)
+        raise NonFiniteError(steps, self.progress.iteration, self.writer.root if self.writer is not None else None)
 
     def _own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
         # Every tp rank of the last stage has the same sums; the first of them contributes them.
@@ -309,14 +301,14 @@ class TrainingLoop:
         self._beat("checkpoint")
         began = time.perf_counter()
         self.progress.data_state = self.data.state(self.progress.consumed_samples)
-        is_good = not self._skipped_in_a_row
+        is_good = not self._skipped_steps.in_a_row
         missed = self.writer.save(self.model, self.optimizer, self.progress, deletes_old=is_good)
         self._save_is_due = False
         if missed is not None:
             self._miss(missed, is_last=is_last)
             return
         seconds = time.perf_counter() - began
-        self._missed_saves = 0
+        self._missed_saves.reset()
         self.heartbeat.warn("")
         self.saved_iteration = self.progress.iteration
         self._say(f"iteration {self.progress.iteration} saved to {self.writer.root} in {seconds:.1f} s")
@@ -326,14 +318,16 @@ class TrainingLoop:
 
     def _miss(self, missed: MissedSave, *, is_last: bool) -> None:
         """Tell of a save that the disk refused, and end the run if it was one too many."""
-        self._missed_saves += 1
-        most = self.config.checkpoint.max_missed_saves
-        of = f"{self._missed_saves} of {most}" if most is not None else str(self._missed_saves)
-        warning = f"{missed.sentence}; {of} missed saves in a row"
-        self.heartbeat.warn(warning)
+        self._missed_saves.add()
+        # By the clock of rank 0, so that all ranks end together.
+        decides = self.model.mesh.rank == 0
+        ends = is_last or any_rank(decides and self._missed_saves.are_too_many, self.device)
+        warning = f"{missed.sentence}; {self._missed_saves}"
+        # The error of the run has the sentence, and status shows both.
+        self.heartbeat.warn(str(self._missed_saves) if ends else warning)
         self._append(missed_row(self.attempt, self.progress.iteration, missed.sentence))
         self._say(f"iteration {self.progress.iteration}: {warning}")
-        if is_last or self._missed_saves == most:
+        if ends:
             raise missed.error()
 
     def _write_hub_folder(self, root: Path) -> None:

@@ -44,9 +44,10 @@ from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
 from trainer.process.run_lock import LockedRunError, RunLock
 from trainer.process.stop import StopRequest
-from trainer.training.loop import Ending, NonFiniteError, TrainingLoop
+from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
 from trainer.training.run_summary import summarize_run
+from trainer.training.skipped_steps import NonFiniteError
 from trainer.training.task_evaluation import TaskEvaluation
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import resource
 import signal
 
@@ -11,6 +13,8 @@ import pytest
 from tests.trainer.training.pretraining_job import Job
 from trainer.checkpoint.directory import complete_iterations
 from trainer.process.heartbeat import Heartbeat
+from trainer.training.missed_saves import MissedSaves
+from trainer.training.skipped_steps import SkippedSteps
 
 
 def write_config(run, optimizer=None, **sections):
@@ -43,10 +47,56 @@ def test_steps_without_finite_gradients_end_the_run(tmp_path):
         assert job.ends([0]) == [1]
     error = error_of(run)
     assert error["type"] == "NonFiniteError"
-    assert "the gradients of the last 5 steps, up to iteration 6, were not finite" in error["message"]
-    assert "training.max_skipped_steps 5" in error["message"]
+    says = "the gradients of the last 5 steps (training.max_skipped_steps 5) up to iteration 6 were not finite"
+    assert says in error["message"]
     assert rows(run)[-1]["nan_iterations"] == 5
     assert complete_iterations(run / "checkpoints") == []
+
+
+def spoil_nine_of_ten():
+    """Make the gradients of nine of ten steps NaN."""
+    from trainer.training import loop
+
+    forward_backward, steps = loop.forward_backward, itertools.count()
+
+    def spoiled(*arguments, loss_scale, **named):
+        scale = loss_scale if next(steps) % 10 == 0 else math.nan
+        return forward_backward(*arguments, loss_scale=scale, **named)
+
+    loop.forward_backward = spoiled
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_steps_that_are_mostly_skipped_end_the_run(tmp_path, precision):
+    """Those that search for the loss scale of fp16 do not count: four of them fall from 16 to 1."""
+    run = tmp_path / "run"
+    is_fp16 = precision == "fp16"
+    write_config(run, training={"fp16": is_fp16, "initial_loss_scale": 16.0, "hysteresis": 1})
+    with Job(run, 1, {0: spoil_nine_of_ten}) as job:
+        assert job.ends([0]) == [1]
+    error = error_of(run)
+    assert error["type"] == "NonFiniteError"
+    assert "the gradients of 11 of the last " in error["message"]
+    assert "skipped_steps_window 20" in error["message"]
+    key = "skipped_iterations" if is_fp16 else "nan_iterations"
+    assert rows(run)[-1][key] == (11 + 4 if is_fp16 else 11)
+
+
+def test_skipped_steps_reach_a_limit_in_a_row_or_within_the_window():
+    def excess(steps, *limits):
+        counted = SkippedSteps(*limits)
+        for step in steps:
+            counted.add(step == "x")
+        return counted.excess
+
+    assert excess("xx.x..", 3, None) == ""
+    assert excess("x.xx.x", 3, None).startswith("4 of the last 6 steps")
+    assert excess("x.xx.......x", 3, None) == ""
+    assert excess("xxx", 3, None).startswith("the last 3 steps")
+    assert excess("x.xx.x", 3, 0) == ""
+    assert excess("xxx", 3, 0)
+    assert excess("x" * 100, 0, None) == ""
+    assert excess("x", 1, None)
 
 
 def limit_file_size():
@@ -56,7 +106,7 @@ def limit_file_size():
 
 def test_a_disk_that_refuses_saves_ends_the_run_at_the_limit(tmp_path):
     run = tmp_path / "run"
-    write_config(run, checkpoint={"save_interval": 2, "max_missed_saves": 3})
+    write_config(run, checkpoint={"save_interval": 2, "max_missed_saves": 3, "missed_saves_grace_s": 0})
     with Job(run, 1, {0: limit_file_size}) as job:
         assert job.ends([0]) == [1]
     missed = [row for row in rows(run) if "missed_save" in row]
@@ -64,8 +114,43 @@ def test_a_disk_that_refuses_saves_ends_the_run_at_the_limit(tmp_path):
     assert "the checkpoint of iteration 2 could not be written" in missed[0]["missed_save"]
     assert "File too large" in error_of(run)["message"]
     beat = json.loads((run / "attempts/1/heartbeat/rank-00000.json").read_text())
-    assert beat["warning"].endswith("3 of 3 missed saves in a row")
+    # The error has the sentence, and status shows both.
+    assert beat["warning"].startswith("3 missed saves in a row, in ")
     assert complete_iterations(run / "checkpoints") == []
+
+
+def test_misses_within_the_grace_period_end_no_run(tmp_path):
+    run = tmp_path / "run"
+    write_config(run, checkpoint={"save_interval": 2, "max_missed_saves": 3, "missed_saves_grace_s": 1e6})
+    with Job(run, 1, {0: limit_file_size}) as job:
+        assert job.ends([0]) == [1]
+    missed = [row["iteration"] for row in rows(run) if "missed_save" in row]
+    # Only the save at the end must succeed.
+    assert missed == [*range(2, 41, 2), 40]
+
+
+def test_missed_saves_are_too_many_by_number_and_time(monkeypatch):
+    times = [0.0]
+    monkeypatch.setattr("trainer.training.missed_saves.time.monotonic", lambda: times[0])
+    missed = MissedSaves(most=2, grace_s=600.0)
+    answers = []
+    for times[0] in (100.0, 300.0, 699.0, 700.0):
+        missed.add()
+        answers.append(missed.are_too_many)
+    assert answers == [False, False, False, True]
+    assert str(missed) == "4 missed saves in a row, in 600 s; 2 that last 600 s end the run"
+    missed.reset()
+    times[0] = 5000.0
+    missed.add()
+    assert not missed.are_too_many
+    times[0] = 6000.0
+    # A run that saves rarely goes on until the number is reached too.
+    assert not missed.are_too_many
+    missed.add()
+    assert missed.are_too_many
+    unlimited = MissedSaves(most=None, grace_s=0.0)
+    unlimited.add()
+    assert not unlimited.are_too_many
 
 
 def test_a_heartbeat_needs_no_room_on_the_disk(tmp_path, monkeypatch):

@@ -24,8 +24,11 @@ class CheckpointConfig(Section):
     """Part of each file that is read back and compared before a checkpoint is complete and ``keep_last`` deletes older
     ones. sample: the first and the last 4 MiB, and every 16th between them."""
     max_missed_saves: PositiveInt | None = 3
-    """End the run when the disk has refused this many saves in a row (full, quota, mount gone). null: no limit. The run
-    goes on after fewer. The save at its end must succeed."""
+    """End the run when the disk has refused this many saves in a row (full, quota, mount gone) and missed_saves_grace_s
+    has passed. null: no limit. The run goes on after fewer. The save at its end must succeed."""
+    missed_saves_grace_s: NonNegativeFloat = 600.0
+    """Time from the first missed save in a row before which max_missed_saves does not end the run: somebody may be
+    making room."""
     wait_for_folder_s: NonNegativeFloat = 60.0
     """Seconds to wait at the start for the folder of checkpoints, if the run has saved checkpoints and the folder is
     missing or holds none on a node: a mount may be slow to come. Then the run fails; it never starts from scratch."""

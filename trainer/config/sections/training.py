@@ -38,6 +38,9 @@ class TrainingConfig(Section):
     max_skipped_steps: NonNegativeInt = 10
     """End the run as failed after this many steps in a row whose gradients were not finite. 0: no limit. With fp16 a
     step counts only when the loss scale cannot fall any more. Until a step is finite again, nothing is saved."""
+    skipped_steps_window: NonNegativeInt | None = None
+    """End the run too when more than max_skipped_steps of this many last steps were skipped. Unset: twice
+    max_skipped_steps, so more than half. 0: only steps in a row count."""
     seed: int = Field(1234, ge=0, le=2**63 - 1)
     eval_interval: PositiveInt = 1000
     eval_iters: NonNegativeInt = 100
