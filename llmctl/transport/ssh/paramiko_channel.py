@@ -1,5 +1,7 @@
 """Channel of a paramiko connection; every error that paramiko raises for it is a ConnectionLost."""
 
+import math
+import time
 from contextlib import AbstractContextManager, suppress
 
 import paramiko
@@ -13,12 +15,17 @@ _AT_ONCE = 1 << 18
 
 
 class ParamikoChannel:
-    """A command that runs over a paramiko connection."""
+    """A command that runs over a paramiko connection.
+
+    Attributes:
+        heard_at: time of the last output, by the monotonic clock; -inf before the first.
+    """
 
     def __init__(self, channel: paramiko.Channel, host: str) -> None:
         self._channel = channel
         self._host = host
         self._stderr = b""
+        self.heard_at = -math.inf
 
     def write(self, data: bytes) -> None:
         """Send data to the command's standard input.
@@ -49,14 +56,14 @@ class ParamikoChannel:
         with self._guard():
             self._channel.settimeout(timeout_s)
             try:
-                return self._channel.recv(_AT_ONCE)
+                return self._heard(self._channel.recv(_AT_ONCE))
             except TimeoutError:
                 return None
 
     def read_stderr(self) -> bytes:
         """Standard error that has come; b"" if none has."""
         with self._guard():
-            return self._channel.recv_stderr(_AT_ONCE) if self._channel.recv_stderr_ready() else b""
+            return self._heard(self._channel.recv_stderr(_AT_ONCE)) if self._channel.recv_stderr_ready() else b""
 
     def fileno(self) -> int:
         """Descriptor that is readable if output has come, or has ended."""
@@ -97,6 +104,11 @@ class ParamikoChannel:
         for close in (self._channel.shutdown_write, self._channel.close):
             with suppress(ConnectionLost), self._guard():
                 close()
+
+    def _heard(self, data: bytes) -> bytes:
+        if data:
+            self.heard_at = time.monotonic()
+        return data
 
     def _guard(self) -> AbstractContextManager[None]:
         return told_as_lost(self._host, *LIBRARY)

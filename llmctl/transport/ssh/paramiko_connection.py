@@ -87,7 +87,7 @@ class ParamikoConnection:
             channel.exec_command(command)
 
         channel = ParamikoChannel(self._session(begin), self._name)
-        watch = _Liveness(self._transport)
+        watch = _Liveness(self._transport, channel)
         try:
             asked = lend(channel, has_pty=has_pty, is_alive=watch.is_alive)
             return 128 + asked if asked is not None else self._status(channel, watch)
@@ -164,17 +164,23 @@ class _TunnelSocket:
 
 
 class _Liveness:
-    """Pings the host every few seconds, as OpenSSH's ServerAliveInterval does."""
+    """Pings the host every few seconds, as OpenSSH's ServerAliveInterval does.
 
-    def __init__(self, transport: paramiko.Transport) -> None:
+    Output counts as an answer: the answer to a ping comes after the output that was sent before it, and a slow line
+    takes longer than the limit for a full window.
+    """
+
+    def __init__(self, transport: paramiko.Transport, channel: ParamikoChannel) -> None:
         self._transport = transport
+        self._channel = channel
         self._heard = time.monotonic()
         self._stopping = threading.Event()
         threading.Thread(target=self._ask, daemon=True).start()
 
     def is_alive(self) -> bool:
-        """True if an answer has come within 20 s."""
-        return self._transport.is_active() and time.monotonic() - self._heard < _SILENCE_S
+        """True if an answer or output has come within 20 s."""
+        heard = max(self._heard, self._channel.heard_at)
+        return self._transport.is_active() and time.monotonic() - heard < _SILENCE_S
 
     def stop(self) -> None:
         """Stop the pings."""

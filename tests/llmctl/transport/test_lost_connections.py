@@ -2,12 +2,15 @@
 
 import errno
 import io
+import itertools
 import os
+import threading
 
 import paramiko
 import pytest
 
 from llmctl.errors import SchedulerError
+from llmctl.transport.ssh import paramiko_channel, paramiko_connection
 from llmctl.transport.ssh.connection import ProcessChannel
 from llmctl.transport.ssh.failures import ConnectionLost
 from llmctl.transport.ssh.paramiko_connection import ParamikoConnection
@@ -129,6 +132,45 @@ def test_a_command_on_the_terminal_of_a_broken_connection_is_a_loss(broken, capf
     with pytest.raises(ConnectionLost, match="h1: connection lost; the command on the terminal may still run"):
         broken(call, error)[0].run_interactive("cat")
     assert capfd.readouterr() == ("", "")
+
+
+class Clock:
+    """A clock that goes on by a second at every look."""
+
+    def __init__(self):
+        self._looks = itertools.count()
+
+    def monotonic(self):
+        return float(next(self._looks))
+
+
+def test_output_is_a_sign_of_life_while_the_answer_to_a_ping_is_behind_it(monkeypatch, capfdbinary):
+    """16 MiB may be under way, more than a slow line carries in the time after which a silent host is lost."""
+    size, answered = 1 << 25, threading.Event()
+
+    def print_much(channel, _command):
+        channel.sendall(b"x" * size)
+        channel.send_exit_status(3)
+        channel.close()
+
+    route = ServerRoute(print_much)
+    connection = route.open()
+    monkeypatch.setattr(connection._transport, "global_request", lambda *_args, **_options: answered.wait(HANG_S))
+    clock = Clock()
+    for module in (paramiko_connection, paramiko_channel):
+        monkeypatch.setattr(module, "time", clock)
+    ours, theirs = os.pipe()
+    os.close(theirs)
+    with os.fdopen(ours) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        try:
+            assert connection.run_interactive("print much") == 3
+        finally:
+            answered.set()
+            connection.close()
+            route.close()
+    assert len(capfdbinary.readouterr().out) == size
+    assert clock.monotonic() > 2 * paramiko_connection._SILENCE_S
 
 
 def test_a_closed_pipe_to_an_ssh_client_is_a_loss():
