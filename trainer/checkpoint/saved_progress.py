@@ -77,9 +77,17 @@ def write_saved_progress(path: Path, iteration: int | None, folder: Path, attemp
 
 
 def await_checkpoints(
-    saved: SavedProgress, root: Path, wait_s: float, rank: int, device: torch.device, is_stopped: Callable[[], bool]
+    saved: SavedProgress, root: Path, wait_s: float, rank: int, device: torch.device, goes_on: Callable[[], bool]
 ) -> None:
-    """Wait until every rank sees checkpoints in ``root``, for ``wait_s`` seconds or a stop request. Collective.
+    """Wait until every rank sees checkpoints in ``root``. Collective: all ranks.
+
+    Args:
+        saved: the progress that the checkpoints must hold.
+        root: folder of the run's checkpoints.
+        wait_s: limit in seconds.
+        rank: this rank.
+        device: device of the messages between ranks.
+        goes_on: called before each look; False ends the wait on all ranks.
 
     Raises:
         CheckpointError: this rank sees none.
@@ -88,7 +96,7 @@ def await_checkpoints(
     began, has_told = time.monotonic(), False
     while True:
         lack = describe_lack(root)
-        is_over = is_stopped() or (rank == 0 and time.monotonic() - began >= wait_s)
+        is_over = not goes_on() or (rank == 0 and time.monotonic() - began >= wait_s)
         is_missing, ends = max_over_ranks([float(bool(lack)), float(is_over)], device)
         if not is_missing:
             return

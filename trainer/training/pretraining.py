@@ -213,9 +213,13 @@ def _await_saved_progress(attempt: _Attempt, device: torch.device) -> SavedProgr
     checkpoint, rank = attempt.config.checkpoint, attempt.mesh.rank
     save = _save_root(attempt.config, attempt.run)
     saved = agree_on_saved_progress(attempt.run, checkpoint.save_interval, rank, device)
-    if saved is not None and save is not None:
+
+    def goes_on() -> bool:
         attempt.heartbeat.beat(0, "waiting for the checkpoints")
-        await_checkpoints(saved, save, checkpoint.wait_for_folder_s, rank, device, attempt.stop.is_made)
+        return not attempt.stop.is_made()
+
+    if saved is not None and save is not None:
+        await_checkpoints(saved, save, checkpoint.wait_for_folder_s, rank, device, goes_on)
     check_start_is_not_missing(checkpoint, save, rank, device)
     return saved
 

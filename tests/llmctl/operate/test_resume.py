@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from llmctl.backends import load_backend
 from llmctl.cli.main import main
 from llmctl.context import ClusterSession
 from llmctl.errors import RecordError, UsageError
@@ -15,6 +16,7 @@ from llmctl.runs.record import RunIndex, RunRecord
 from llmctl.site.profile import ClusterProfile
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, processes_of_run
+from llmctl.transport.protocol import CommandResult
 from tests.llmctl.run_directories import leave, make_run, recycled
 from tests.waiting import HANG_S, wait_for
 
@@ -181,6 +183,48 @@ def test_the_run_starts_from_the_latest_checkpoint(tmp_path):
     check_work_left(run.record, point)
     with pytest.raises(UsageError, match="--set training.train_iters=N"):
         check_work_left(run.record, StartPoint(600, ""))
+
+
+class LoginNode(LocalTransport):
+    """This machine with a chosen kind of file system."""
+
+    kind = "ext4"
+
+    def run(self, argv, **_):
+        assert argv[:2] == ["df", "-PTk"]
+        return CommandResult(0, f"Filesystem Type ...\nsource {self.kind} 100 50 50 50% /data\n", "")
+
+
+def test_saved_progress_without_a_checkpoint_is_refused_where_the_folder_can_be_seen(tmp_path):
+    run = make_run(tmp_path, train_iters=600)
+    folder = tmp_path / "data" / "ckpt"
+    run.record.config["checkpoint"] = {"save": str(folder), "save_interval": 100}
+    run.metrics(100)
+    assert "starts from the beginning" in start_point(run.record, SESSION).sentence, "the first save never ended"
+    run.metrics(101)
+    with pytest.raises(
+        RecordError, match=f"checkpoint folder {folder} does not exist on this machine, but the run has"
+    ):
+        start_point(run.record, SESSION)
+    (run.path / "saved.json").write_text(json.dumps({"iteration": None}))
+    assert "starts from the beginning" in start_point(run.record, SESSION).sentence
+    (run.path / "saved.json").write_text(json.dumps({"iteration": 100, "folder": str(folder)}))
+    login = LoginNode({})
+    queue = ClusterSession(SESSION.profile, login, load_backend("slurm"))
+    point = start_point(run.record, queue)
+    assert point.iteration is None
+    assert point.sentence == (
+        f"resumes from iteration 100 of 600, if the job finds it: {folder} is on ext4 here, so that the nodes may see "
+        "other files; the job looks there and waits"
+    )
+    login.kind = "nfs4"
+    folder.mkdir(parents=True)
+    with pytest.raises(RecordError, match="is empty on this machine"):
+        start_point(run.record, queue)
+    login.kind = "ext4"
+    run.record.config["checkpoint"]["save"] = None
+    with pytest.raises(RecordError, match=f"{run.path}/checkpoints does not exist on this machine"):
+        start_point(run.record, queue)
 
 
 @pytest.mark.usefixtures("frozen_time")

@@ -205,25 +205,65 @@ def test_a_mount_that_one_node_lacks_ends_all_ranks_and_is_named_by_that_one(tmp
     assert complete_iterations(folder) == [2, 4]
 
 
+class BindMount:
+    """A mount point, and the disk that is mounted there."""
+
+    def __init__(self, place):
+        self.point, self.disk = place / "point", place / "disk"
+        self.point.mkdir()
+        self.disk.mkdir()
+
+    def mount(self):
+        subprocess.run(["mount", "--bind", self.disk, self.point], check=True)
+
+    def unmount(self):
+        subprocess.run(["umount", "--lazy", self.point], check=True)
+
+
+@pytest.fixture
+def bind_mount(tmp_path):
+    mounted = BindMount(tmp_path)
+    mounted.mount()
+    yield mounted
+    subprocess.run(["umount", "--quiet", "--lazy", mounted.point], check=False, capture_output=True)
+
+
 @needs_root
-def test_an_empty_folder_where_a_mount_was_is_recognised(tmp_path):
-    folder, disk = tmp_path / "point", tmp_path / "disk"
-    for path in (folder, disk, disk / "iter_0000002"):
-        path.mkdir()
+def test_a_mount_that_goes_while_a_run_trains_leaves_nothing_below_it(tmp_path, bind_mount):
+    run = tmp_path / "run"
+    write_config(run, train_iters=1_000_000, save=str(bind_mount.point), keep_last=2, missed_saves_grace_s=0)
+    with Job(run, 1) as job:
+        # The record follows the whole publication.
+        wait_for(lambda: (run / "saved.json").exists() and saved(run)["iteration"], "a checkpoint")
+        bind_mount.unmount()
+        assert job.ends([0]) == [1]
+    assert "its mount is gone, and an empty folder is in its place" in error_of(run, 1)
+    assert list(bind_mount.point.iterdir()) == []
+    assert saved(run)["iteration"] in complete_iterations(bind_mount.disk)
+
+
+@needs_root
+def test_only_an_empty_folder_in_the_place_of_a_mount_is_a_lost_mount(bind_mount):
+    (bind_mount.disk / "iter_0000002").mkdir()
     known = MountedFolder()
-    subprocess.run(["mount", "--bind", disk, folder], check=True)
-    try:
-        known.remember(folder)
-        known.check(folder)
-    finally:
-        subprocess.run(["umount", folder], check=True)
+    known.remember(bind_mount.point)
+    bind_mount.unmount()
     with pytest.raises(OSError, match="its mount is gone"):
-        known.check(folder)
-    assert list(folder.iterdir()) == []
-    subprocess.run(["mount", "--bind", disk, folder], check=True)
+        known.check(bind_mount.point)
+    bind_mount.mount()
+    known.check(bind_mount.point)
+    shutil.rmtree(bind_mount.point / "iter_0000002")
+    known.check(bind_mount.point)
+
+
+@needs_root
+def test_a_mount_that_goes_before_the_first_checkpoint_is_noticed_by_its_file_system(tmp_path):
+    known = MountedFolder()
+    subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path], check=True)
     try:
-        known.check(folder)
-        shutil.rmtree(folder / "iter_0000002")
-        known.check(folder)
+        known.remember(tmp_path)
+        known.check(tmp_path)
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+    with pytest.raises(OSError, match="its mount is gone"):
+        known.check(tmp_path)
