@@ -80,7 +80,8 @@ def plan(
 
 def _training_config(context: Context, config: str | None, settings: list[str]) -> "TrainConfig":
     from llmctl.site.profile import overlay
-    from llmctl.submit.resolve import find_config, parse_settings
+    from llmctl.submit.config_file import find_config
+    from llmctl.submit.resolve import parse_settings
     from trainer.config.errors import ConfigError
     from trainer.planning.build_config import build_config, read_yaml
 

@@ -18,10 +18,11 @@ from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
 from llmctl.site.job import JobError, JobSpec
 from llmctl.site.profile import overlay
 from llmctl.submit.checks import PathCheck, check_job
+from llmctl.submit.config_file import find_config, found_config_warning
 from llmctl.submit.origins import Origin, Problem, Resolved
 from llmctl.submit.render import RenderedJob, render
 from llmctl.submit.request import JobPlan, plan_job
-from llmctl.submit.resolve import Flag, find_config, job_section, job_spec, parse_settings, resolve, training_config
+from llmctl.submit.resolve import Flag, job_section, job_spec, parse_settings, resolve, training_config
 from llmctl.transport.file_writes import PathFacts
 from trainer.config.train_config import TrainConfig
 
@@ -105,6 +106,8 @@ def plan_submission(context: Context, request: Request) -> Plan:
     resolved = resolve(context, session, path, _flags(request), job_only=is_command, script=sections)
     if request.after is not None:  # only a flag, no config key: --after names a run
         resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
+    if request.config is None and path is not None:
+        warning = found_config_warning(context, path, resolved.below_flags) or warning
     config = None if is_command else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, default_name, after=request.after, command=request.command)

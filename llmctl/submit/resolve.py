@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmctl.context import ClusterSession, Context, expand
 from llmctl.errors import ConfigFileError, UsageError
-from llmctl.paths import BUNDLED, UserFolders
+from llmctl.paths import UserFolders
 from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import expand_home, overlay
 from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
@@ -25,9 +25,6 @@ from trainer.planning.build_config import build_config, read_yaml, unknown_key_p
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-
-DEFAULT_CONFIG = "llmctl.yaml"
-EXAMPLE = "gpt_small.yaml"
 
 PATH_KEYS = frozenset(
     {
@@ -66,26 +63,6 @@ class Flag:
     key: str
     value: Any
     adds: bool = False
-
-
-def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
-    """The config file, and a warning if the user named no file.
-
-    Raises:
-        UsageError: the named file does not exist.
-    """
-    if argument is not None:
-        path = context.cwd / expand_home(argument, context.folders)
-        if not path.is_file():
-            raise UsageError(f"CONFIG: there is no file {argument}; name one, or leave it out for the bundled example")
-        return path, ""
-    own = context.cwd / DEFAULT_CONFIG
-    if own.is_file():
-        return own, f"using ./{DEFAULT_CONFIG}"
-    example = BUNDLED / "examples" / EXAMPLE
-    if not example.is_file():
-        raise UsageError(f"CONFIG: there is no ./{DEFAULT_CONFIG} and no bundled example; name a config file")
-    return example, f"no CONFIG and no ./{DEFAULT_CONFIG}: using the bundled example {example}"
 
 
 def parse_settings(settings: Sequence[str]) -> list[Flag]:

@@ -1,0 +1,126 @@
+"""Choice of the config file, and caution with a ``./llmctl.yaml`` that the user did not name.
+
+A config can make a job run code of its author. A named file is the user's choice; a found file may be anyone's, as in a
+shared folder or an unpacked archive.
+"""
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmctl.context import Context
+from llmctl.errors import ConfigFileError, UsageError
+from llmctl.paths import BUNDLED
+from llmctl.site.profile import expand_home
+from trainer.config.task_files import is_task_file
+
+DEFAULT_CONFIG = "llmctl.yaml"
+EXAMPLE = "gpt_small.yaml"
+
+
+def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
+    """The config file, and a warning if the user named no file.
+
+    Raises:
+        UsageError: the named file does not exist.
+    """
+    if argument is not None:
+        path = context.cwd / expand_home(argument, context.folders)
+        if not path.is_file():
+            raise UsageError(f"CONFIG: there is no file {argument}; name one, or leave it out for the bundled example")
+        return path, ""
+    own = context.cwd / DEFAULT_CONFIG
+    if own.is_file():
+        return own, f"using ./{DEFAULT_CONFIG}"
+    example = BUNDLED / "examples" / EXAMPLE
+    if not example.is_file():
+        raise UsageError(f"CONFIG: there is no ./{DEFAULT_CONFIG} and no bundled example; name a config file")
+    return example, f"no CONFIG and no ./{DEFAULT_CONFIG}: using the bundled example {example}"
+
+
+def found_config_warning(context: Context, path: Path, values: Mapping[str, Any]) -> str:
+    """The keys by which a found ``./llmctl.yaml`` can run code of its author; empty without any.
+
+    Args:
+        context: the working directory.
+        path: the chosen file, which the user did not name.
+        values: sections of the file. Read before this call: another user who changes the file in between owns it.
+
+    Raises:
+        ConfigFileError: it has such keys, and another user owns the file or can write to it.
+    """
+    if path != context.cwd / DEFAULT_CONFIG:
+        return ""
+    keys = list(_keys_that_run_code(values, context.cwd))
+    if not keys:
+        return ""
+    listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
+    distrust = _distrust(path)
+    if distrust:
+        raise ConfigFileError(
+            f"./{DEFAULT_CONFIG}: {distrust}, and its {listed} can run its author's code as you\n"
+            f"read it; to use it anyway, name it: llmctl submit {DEFAULT_CONFIG}"
+        )
+    return f"using ./{DEFAULT_CONFIG}; its {listed} can run its author's code as you"
+
+
+def _keys_that_run_code(values: Mapping[str, Any], cwd: Path) -> Iterator[str]:
+    job = _mapping(values.get("job"))
+    code = [_from(cwd, str(place)) for place in _listed(job.get("code"))]
+    tasks = [_from(cwd, str(task)) for task in _listed(_mapping(values.get("evaluation")).get("tasks"))]
+    shown = {
+        "job.code": code,
+        "job.container": _listed(job.get("container")),
+        "job.mounts": _listed(job.get("mounts")),
+        "evaluation.tasks": [task for task in tasks if is_task_file(task)],
+    }
+    for key, entries in shown.items():
+        if entries:
+            yield f"{key} ({', '.join(map(str, entries))})"
+    # LD_PRELOAD, PATH, PYTHONPATH, BASH_ENV, NCCL_NET_PLUGIN, ...: no list of harmless variables is complete.
+    yield from (f"job.env.{name}" for name in _mapping(job.get("env")))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def _from(cwd: Path, place: str) -> str:
+    """A path below the working directory as ``./path``."""
+    return f"./{Path(place).relative_to(cwd)}" if Path(place).is_relative_to(cwd) else place
+
+
+def _distrust(path: Path) -> str:
+    """Words on another user who owns the file, or a link to it, or who can write to it; empty without one."""
+    facts = path.stat()
+    for owner in (path.lstat().st_uid, facts.st_uid):
+        if owner not in (0, os.geteuid()):
+            return f"belongs to {_user(owner)}"
+    others = stat.S_IWOTH if _is_only_mine(facts.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    if facts.st_mode & others:
+        return f"other users can write to it (owner {_user(facts.st_uid)}, mode {stat.S_IMODE(facts.st_mode):o})"
+    return ""
+
+
+def _is_only_mine(group: int) -> bool:
+    """True for a user's private group, whose umask is often 002: named like the user, and without other members."""
+    try:
+        own, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == own.pw_gid and found.gr_name == own.pw_name and not set(found.gr_mem) - {own.pw_name}
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
