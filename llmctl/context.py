@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from llmctl.errors import ProfileError
 from llmctl.paths import UserFolders
+from llmctl.terminal_text import printable
 
 if TYPE_CHECKING:
     from llmctl.backends.base import Backend, QueueBackend
@@ -32,8 +33,8 @@ SECRETS_FOLDER = ".secrets"
 
 
 def say(message: str) -> None:
-    """Print a message on standard error. Standard output stays clean for a pipe."""
-    print(message, file=sys.stderr)
+    """Print a message on standard error, without escape sequences. Standard output stays clean for a pipe."""
+    print(printable(message), file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ QUESTION_WORDS = {"what", "which", "how", "why", "whether", "when", "where", "th
 
 # Package -> room -> the rooms that it may import, at load, inside a function or for type checking. A room is a folder
 # or a file of the package. A new arrow is a decision: it must not close a cycle.
-GROUND = {"errors", "durations", "job_state", "paths"}
+GROUND = {"errors", "durations", "job_state", "paths", "terminal_text"}
 ALLOWED: dict[str, dict[str, set[str]]] = {
     "llmctl": {
         "site": {"errors", "paths"},
         "scripts": {"errors", "site"},
         "backends": {"durations", "errors", "job_state", "site"},
-        "transport": {"errors", "site"},
-        "runs": {"backends", "durations", "errors", "job_state", "transport"},
-        "context": {"backends", "errors", "job_state", "paths", "runs", "site", "transport"},
+        "transport": {"errors", "site", "terminal_text"},
+        "runs": {"backends", "durations", "errors", "job_state", "terminal_text", "transport"},
+        "context": {"backends", "errors", "job_state", "paths", "runs", "site", "terminal_text", "transport"},
         "submit": {*GROUND, "backends", "context", "runs", "scripts", "site", "supervisor", "transport"},
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "transport"},

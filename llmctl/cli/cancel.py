@@ -10,6 +10,7 @@ from llmctl.context import ClusterSession, Context, say
 from llmctl.errors import LlmctlError, RecordError
 from llmctl.operate.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.runs.record import RunRecord
+from llmctl.terminal_text import printable
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -30,7 +31,7 @@ def cancel(
     exit_code = 0
     for reference in runs:
         try:
-            print(_cancel(context, reference, grace), flush=True)
+            print(printable(_cancel(context, reference, grace)), flush=True)
         except LlmctlError as error:
             if len(runs) == 1:
                 raise

@@ -10,6 +10,7 @@ from llmctl.cli.console import is_for_people, print_json, rich_console
 from llmctl.context import Context
 from llmctl.doctor.examine import examine, exit_code
 from llmctl.doctor.python import Check
+from llmctl.terminal_text import printable
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -38,13 +39,14 @@ def doctor(
         checks.append(check)
         if as_json:
             continue
+        detail = printable(check.detail)
         if console is None:
-            print(f"{check.state:8} {check.name:17} {check.detail}")
+            print(f"{check.state:8} {check.name:17} {detail}")
         else:
             console.print(f"{check.state:8}", style=_STYLES[check.state], end=" ")
-            console.print(f"{check.name:17} {check.detail}", markup=False, soft_wrap=True)
+            console.print(f"{check.name:17} {detail}", markup=False, soft_wrap=True)
         if check.remedy:
-            print(f"{'':8} {'':17} fix: {check.remedy}")
+            print(f"{'':8} {'':17} fix: {printable(check.remedy)}")
     if as_json:
         faults = sum(check.state == "FAULT" for check in checks)
         print_json({"cluster": profile.name, "faults": faults, "checks": [asdict(check) for check in checks]})

@@ -20,6 +20,7 @@ import typer.main
 from llmctl import __version__
 from llmctl.context import Context
 from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageError
+from llmctl.terminal_text import printable
 
 # command -> (module, help line). The module has ``app``: a Typer with one command, or with several and a callback.
 COMMANDS = {
@@ -230,9 +231,9 @@ def _report(message: str, exit_code: int, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exc()
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
     if message:
-        print(f"llmctl: {message}", file=sys.stderr)
+        print(f"llmctl: {printable(message)}", file=sys.stderr)
     return exit_code
 
 

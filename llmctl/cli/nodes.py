@@ -11,6 +11,7 @@ from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console
 from llmctl.context import ClusterSession, Context, say
 from llmctl.operate.nodes import NodeGroup, QueueSummary, group_nodes, read_nodes, summarize
+from llmctl.terminal_text import printable
 
 COLUMNS = ("QUEUES", "STATE", "NODES", "GPUS", "CORES", "MEMORY", "NAMES", "REASON")
 COLOURS = {"idle": "green", "mixed": "cyan", "allocated": "blue", "draining": "yellow", "drained": "yellow"}
@@ -43,11 +44,11 @@ def nodes(
         return
     _show(group_nodes(found))
     for summary in summarize(found):
-        print(_sentence(summary))
+        print(printable(_sentence(summary)))
 
 
 def _show(groups: Sequence[NodeGroup]) -> None:
-    rows = [_cells(group) for group in groups]
+    rows = [[printable(cell) for cell in _cells(group)] for group in groups]
     # Columns without any value are left out to save width.
     shown = [number for number in range(len(COLUMNS)) if {row[number] for row in rows} != {"-"}]
     if is_for_people():

@@ -17,6 +17,7 @@ from llmctl.operate.survey import RunSurvey, has_finished
 from llmctl.runs.record import IndexEntry
 from llmctl.runs.scheduler_query import INTERVAL_S
 from llmctl.runs.view import RunView
+from llmctl.terminal_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -109,8 +110,8 @@ def _document(view: RunView, entry: IndexEntry) -> dict[str, Any]:
 def _cells(view: RunView) -> list[str]:
     total = f"/{view.train_iters}" if view.train_iters is not None else ""
     return [
-        view.run_id,
-        view.cluster,
+        printable(view.run_id),
+        printable(view.cluster),
         view.state.value,
         str(view.attempt) if view.attempt is not None else "-",
         f"{view.iteration}{total}" if view.iteration is not None else f"-{total}",
@@ -129,7 +130,7 @@ def _show(views: Sequence[RunView]) -> None:
         console = rich_console()
         console.print(_table(views, console.width))
         return
-    rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), view.detail or "-"] for view in views)]
+    rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), printable(view.detail) or "-"] for view in views)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
@@ -159,7 +160,7 @@ def _table(views: Sequence[RunView], width: int) -> "Group":
     for view in views:
         if view.detail:
             state = (view.state.value, COLOURS.get(view.state, "red"))
-            details.append(Text.assemble((view.run_id, "bold"), " ", state, f": {view.detail}"))
+            details.append(Text.assemble((printable(view.run_id), "bold"), " ", state, f": {printable(view.detail)}"))
     return Group(table, *details)
 
 

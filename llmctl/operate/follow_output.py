@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from llmctl.durations import clock
 from llmctl.runs.metrics import MetricsTable, Row, number
+from llmctl.terminal_text import printable
 
 
 class FollowOutput(Protocol):
@@ -62,7 +63,7 @@ class PlainOutput:
 
     def warning(self, text: str) -> None:
         """Print on standard error, so that the pipe carries only the log."""
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def progress(self, metrics: MetricsTable, state: str) -> None:
         """Show nothing."""
@@ -87,7 +88,7 @@ class TerminalOutput(PlainOutput):
         if train_iters:
             columns.insert(1, BarColumn(bar_width=24))
         self._progress = Progress(*columns, console=Console(highlight=False), transient=True)
-        self._task = self._progress.add_task(name, total=train_iters or None, text="")
+        self._task = self._progress.add_task(printable(name), total=train_iters or None, text="")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -106,13 +107,13 @@ class TerminalOutput(PlainOutput):
 
     def warning(self, text: str) -> None:
         """Show a message above the progress line."""
-        self._progress.console.print(text, style="yellow", markup=False, soft_wrap=True)
+        self._progress.console.print(printable(text), style="yellow", markup=False, soft_wrap=True)
 
     def progress(self, metrics: MetricsTable, state: str) -> None:
         """Show iteration, loss, tokens/s and the time left at the present pace."""
         row = metrics.newest
         if row is None:
-            self._progress.update(self._task, text=state)
+            self._progress.update(self._task, text=printable(state))
             return
         self._progress.update(
             self._task,

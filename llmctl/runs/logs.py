@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llmctl.terminal_text import printable
 from llmctl.transport.file_reads import DEFAULT_LIMIT, FilePart, FileRead
 
 ReadParts = Callable[[Sequence[FileRead]], list[FilePart | None]]
@@ -22,8 +23,6 @@ AT_ONCE = 32 * 1024 * 1024
 
 _RANK_LOG = re.compile(r"rank-(\d{5,})\.log")
 _NODE_LOG = re.compile(r"node-(\d{5,})\.log")
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def rank_logs(names: Iterable[str]) -> dict[int, str]:
@@ -47,8 +46,7 @@ def clean(line: bytes, dropped: int = 0) -> str:
     """
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
     dropped += max(0, len(shown) - LONGEST_LINE)
-    text = shown[:LONGEST_LINE].decode("utf-8", errors="replace")
-    text = _CONTROL.sub("\ufffd", _ESCAPE.sub("", text))
+    text = printable(shown[:LONGEST_LINE].decode("utf-8", errors="replace"))
     return f"{text} ... [{dropped} more bytes]" if dropped else text
 
 

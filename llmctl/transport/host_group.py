@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from llmctl.errors import SchedulerError
+from llmctl.terminal_text import printable
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts
 from llmctl.transport.host_members import (
@@ -303,7 +304,7 @@ class HostGroup:
         if not answers:
             raise problem
         host = next(iter(answers))
-        print(f"llmctl: {bare(problem)}; continuing through {host}", file=sys.stderr, flush=True)
+        print(f"llmctl: {printable(bare(problem))}; continuing through {host}", file=sys.stderr, flush=True)
         self._chosen = self._members[host]
         return answers[host]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from llmctl.terminal_text import printable
 from llmctl.transport.ssh.failures import ConnectionLost, PromptRefused
 
 _TTY = "/dev/tty"
@@ -78,7 +79,7 @@ class Terminal:
         try:
             if not shows_answer:
                 termios.tcsetattr(descriptor, termios.TCSAFLUSH, silent)
-            os.write(descriptor, question.encode(errors="replace"))
+            os.write(descriptor, printable(question).encode(errors="replace"))
             answer = b""
             while not answer.endswith(b"\n"):
                 data = os.read(descriptor, 1024)

@@ -70,8 +70,8 @@ def transport(tmp_path):
     return {host: TransportBelow(tmp_path / host) for host in PROFILE.hosts}
 
 
-def cut_off(transport: TransportBelow, *, transient: bool = True) -> None:
-    object.__setattr__(transport, "problem", SchedulerError(f"{transport.folder.name}: no answer", transient=transient))
+def cut_off(transport: TransportBelow, *, transient: bool = True, words: str = "no answer") -> None:
+    object.__setattr__(transport, "problem", SchedulerError(f"{transport.folder.name}: {words}", transient=transient))
 
 
 def test_one_command_per_host_and_one_for_mpirun():
@@ -156,7 +156,7 @@ def test_shared_files_are_read_through_any_reachable_host_unless_refused(transpo
         transport[host].write_files([FileWrite("/runs/x", host.encode())])
     group = HostGroup(transport, shared=True, runs_root="/runs")
     assert group.read_parts([FileRead("/runs/x")])[0].data == b"g1"
-    cut_off(transport["g1"])
+    cut_off(transport["g1"], words="no answer\x1b[2J")
     assert group.read_parts([FileRead("/runs/x")])[0].data == b"me@g2"
     assert "llmctl: g1: no answer; continuing through me@g2" in capsys.readouterr().err
     group.write_files([FileWrite("/runs/y", b"")])
