@@ -80,7 +80,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     "trainer.data": {
         "tokenizers": {"errors"},
         "indexed": {"errors", "tokenizers"},
-        "prepare": {"errors", "indexed", "tokenizers"},
+        "prepare": {"background", "errors", "indexed", "tokenizers"},
         "samples": {"errors", "indexed", "tokenizers"},
         "masked": {"errors", "indexed", "samples", "tokenizers"},
         "streaming": {"background", "errors", "prepare", "samples", "tokenizers", "watchdog"},

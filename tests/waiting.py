@@ -4,8 +4,11 @@ A wait ends with its event. The bound only ends a hang: it is the same for every
 loaded machine needs, so that no test depends on how long something takes.
 """
 
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 HANG_S = 500.0
@@ -29,3 +32,36 @@ def wait_for(condition: Callable[[], Value], what: str | Callable[[], object], s
         assert time.monotonic() < end, f"waited {HANG_S:.0f} s for {what if isinstance(what, str) else what()}"
         time.sleep(step_s)
     return value
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the living descendants of a process."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
+            parents[int(entry.name)] = int(fields[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]
+
+
+def wait_for_ends(pids: Sequence[int]) -> None:
+    """Wait until processes have ended; a zombie has. Those that have not are killed when the wait fails."""
+    try:
+        wait_for(lambda: not [*filter(_lives, pids)], f"the ends of processes {pids}")
+    finally:
+        for pid in filter(_lives, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; empty without such a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -59,6 +59,10 @@ def main(arguments: Sequence[str]) -> int:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if name in _PARALLEL:
         return _run_parallel(COMMANDS[name][0], rest)
+    parent = os.getppid()
+    if os.environ.get("LLMCTL_PARENT") == str(parent):
+        # llmctl started this command in the foreground. A command that a user started by hand may outlive its shell.
+        end_with_parent(parent)
     try:
         module = importlib.import_module(COMMANDS[name][0])
         return int(module.main(rest, os.environ) if name in _WITH_ENVIRONMENT else module.main(rest))

@@ -45,12 +45,16 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     remote = is_remote(profile)
     python = job_python(profile, context.folders, "python3" if remote else sys.executable)
+    variables = code_variables(str(code), {} if remote else context.environment)
+    if not remote:
+        # The trainer ends if this process is killed by SIGKILL. A lost connection ends it elsewhere.
+        variables["LLMCTL_PARENT"] = str(os.getpid())
     script = interactive_script(
         profile,
         context.folders,
         python,
         on_cpu=True,
-        env=tuple(code_variables(str(code), {} if remote else context.environment).items()),
+        env=tuple(variables.items()),
     )
     argv = ["bash", "-c", script, "bash", python, "-m", "trainer", *words]
     return transport.run_interactive(argv, cwd=None if remote else os.fspath(context.cwd))

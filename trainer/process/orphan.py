@@ -1,7 +1,7 @@
-"""End of a rank whose launcher is gone. Torch-free.
+"""End of a rank whose launcher is gone, and of a command whose llmctl is gone. Torch-free.
 
 A launcher that is killed by SIGKILL cannot end its ranks. They would train on without a supervisor, and write into the
-run directory beside the ranks of the next start.
+run directory beside the ranks of the next start. So would ``data prepare`` go on, and lock out the next start.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ def _watch(parent: int) -> None:
     # The kernel gives an orphan another parent (prctl(2), PR_SET_CHILD_SUBREAPER).
     while os.getppid() == parent:
         waiting.wait(_POLL_S)
-    print(f"trainer: its launcher, process {parent}, is gone; ending", file=sys.stderr, flush=True)
+    print(f"trainer: its parent, process {parent}, is gone; ending", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,15 +1,20 @@
 """Data commands here and as jobs on several nodes, and requests that are refused early."""
 
 import json
+import os
+import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from llmctl.cli.main import main
 from llmctl.operate.trainer_jobs import TrainerWork
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, children_of, wait_for, wait_for_ends
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 
+ROOT = str(Path(__file__).parents[3])
 NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod"]
 PYTHON = """#!/bin/bash
 # Stand-in for a job's Python: answers the probe, and records the command that it gets.
@@ -60,6 +65,22 @@ def test_two_nodes_make_the_same_bytes_as_this_machine(place, capfd):
     assert len(made) == 6
     with IndexedDataset(place / "two/a b_text_document") as dataset:
         assert dataset[6499].tolist() == [1, 2, 3] * 50 + [1000]
+
+
+def test_the_work_ends_when_llmctl_is_killed_alone(place, capfd):
+    assert main(["data", "prepare", "in.jsonl", "--output", "whole/n", *NUMBERS, "--workers", "1"]) == 0
+    command = ["data", "prepare", "in.jsonl", "--output", "killed/n", *NUMBERS, "--workers", "2"]
+    with subprocess.Popen([sys.executable, "-m", "llmctl", *command], env={**os.environ, "PYTHONPATH": ROOT}) as llmctl:
+        partial = wait_for(lambda: [*place.glob("killed/n.preparing/*/*.shard.*.partial")], "a worker at work")[0]
+        children = children_of(llmctl.pid)
+        os.kill(int(partial.suffixes[-2][1:]), signal.SIGSTOP)  # so that the work cannot come to its end
+        llmctl.kill()
+    assert len(children) >= 3
+    wait_for_ends(children)
+    assert f"its parent, process {llmctl.pid}, is gone" in capfd.readouterr().err
+    assert main(command) == 0
+    whole, after = ({file.name: file.read_bytes() for file in (place / name).iterdir()} for name in ("whole", "killed"))
+    assert after == whole
 
 
 def test_megatron_flags_and_llmctl_flags_make_the_same_bytes(place):

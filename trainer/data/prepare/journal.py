@@ -7,11 +7,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.data.errors import DataError
 from trainer.data.indexed.cache_entry import LEFT_OVER_SECONDS, remove_older
@@ -24,6 +24,7 @@ from trainer.data.prepare.node_status import NodeStatusFiles
 
 _PLAN = "plan.json"
 _PART_FILE = re.compile(r"(\d{8,})\.shard")
+_HOLDER = re.compile(r"process \d+ on \S+")
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,23 @@ class Journal:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         node, is_alone = self.node_status.node, self.node_status.nodes == 1
-        same = f"{self.folder}: another process is preparing the same output"
-        ours = f"{self.folder}: another process is already node {node}; give each node a different --node"
+        own = self.folder / f"node-{node}.lock"
+
+        def same() -> str:
+            holders = _holders(sorted(self.folder.glob("node-*.lock")))
+            return f"{self.folder}: the same output is being prepared by {holders}; wait for the end, or end it"
+
+        def ours() -> str:
+            return f"{self.folder}: {_holders([own])} is already node {node}; give each node a different --node"
+
         with ExitStack() as locks:
-            locks.enter_context(_lock(self.folder / "lock", not is_alone, f"{same}; wait until it ends, or end it"))
-            locks.enter_context(_lock(self.folder / f"node-{node}.lock", False, ours))
+            locks.enter_context(_lock(self.folder / "lock", not is_alone, same))
+            _name_holder(locks.enter_context(_lock(own, False, ours)))
             if is_alone:
+                # Of nodes that were killed: they would be named as holders.
+                for path in self.folder.glob("node-*.lock"):
+                    if path != own:
+                        path.unlink()
                 self._tidy()
             elif node == 0:
                 # Only old ones: other nodes are writing partial files of this attempt.
@@ -227,20 +239,38 @@ def folder_of(prefix: Path) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, shared: bool, refusal: str) -> Iterator[None]:
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # not POSIX
-        yield
-        return
-    with path.open("wb") as file:
+def _lock(path: Path, shared: bool, refusal: Callable[[], str]) -> Iterator[BinaryIO]:
+    """Lock a file, whose content stays; yields the open file."""
+    with path.open("ab") as file:
+        try:
+            import fcntl
+        except ModuleNotFoundError:  # not POSIX
+            yield file
+            return
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(refusal) from None
+            raise DataError(refusal()) from None
         except OSError:
             pass  # a file system without locks, such as Lustre mounted without flock
-        yield
+        yield file
+
+
+def _name_holder(file: BinaryIO) -> None:
+    """Write this process into its lock file, for the message of a refused start."""
+    with suppress(OSError):  # a full disk: the refusal says "another process"
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
+        file.flush()
+
+
+def _holders(paths: Sequence[Path]) -> str:
+    """The processes that the lock files name."""
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            found.append(path.read_text(encoding="utf-8", errors="replace"))
+    return " and ".join(text for text in found if _HOLDER.fullmatch(text)) or "another process"
 
 
 def _difference(found: dict[str, Any], plan: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from trainer.data.background import end_with_parent
 from trainer.data.errors import DataError
 from trainer.data.prepare.chunk_work import ChunkWork, do_chunk
 from trainer.data.prepare.chunks import Chunk
@@ -108,6 +110,12 @@ def learn_facts_elsewhere(settings: TokenizerSettings) -> TokenizerFacts:
     return found
 
 
+def _serve(parent: int, target: Callable[..., None], *arguments: Any) -> None:
+    """Do ``target`` in a worker process, which SIGKILL of its parent ends too, in the middle of a chunk."""
+    end_with_parent(parent)
+    target(*arguments)
+
+
 def _tell_facts(connection: Connection[Any, Any], settings: TokenizerSettings) -> None:
     with suppress(*_NOBODY_THERE):
         try:
@@ -178,7 +186,8 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.is_ready = False
         self.chunk: Chunk | None = None
-        self._process: BaseProcess = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        given = (os.getpid(), target, theirs, *arguments)
+        self._process: BaseProcess = context.Process(target=_serve, args=given, daemon=True)
         try:
             with _without_interrupts():
                 self._process.start()

@@ -159,6 +159,10 @@ def test_a_node_is_one_process(source: Path, capsys: pytest.CaptureFixture[str])
         assert run(source, 1) == 3
         said = capsys.readouterr().err
         assert "another process is already node 1; give each node a different --node" in said
+        lock.write(b"process 7 on n9")
+        lock.flush()
+        assert run(source, 1) == 3
+        assert "process 7 on n9 is already node 1" in capsys.readouterr().err
         assert run(source, 0) == 0
 
 

@@ -188,6 +188,21 @@ def test_a_worker_that_is_killed_is_one_sentence(tmp_path: Path, numbers: Path) 
     assert "run again with fewer --workers" in said[-1]
 
 
+def test_workers_end_when_their_parent_is_killed_alone(
+    tmp_path: Path, numbers: Path, expected: dict[str, bytes]
+) -> None:
+    command = ["--input", str(numbers), "--output-prefix", str(tmp_path / "n"), *NUMBERS]
+    with preprocess(*command, "--workers", "2") as process:
+        partial = wait_for(tmp_path / "n.preparing", "*/*.shard.*.partial")
+        children = waiting.children_of(process.pid)
+        os.kill(int(partial.suffixes[-2][1:]), signal.SIGSTOP)  # it would not end by itself
+        process.kill()
+    assert len(children) >= 2
+    waiting.wait_for_ends(children)
+    assert main([*command, "--workers", "1"]) == 0
+    assert contents(tmp_path) == expected
+
+
 def test_two_preparations_at_once_do_not_mix(
     tmp_path: Path, numbers: Path, expected: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +211,9 @@ def test_two_preparations_at_once_do_not_mix(
         wait_for(tmp_path / "n.preparing", "*/*.partial")
         process.send_signal(signal.SIGSTOP)
         assert main(command) == 3
-        assert "another process is preparing the same output" in capsys.readouterr().err
+        holder = f"process {process.pid} on {os.uname().nodename}"
+        said = capsys.readouterr().err
+        assert f"the same output is being prepared by {holder}; wait for the end, or end it" in said
         process.send_signal(signal.SIGCONT)
         process.communicate(timeout=HANG_S)
     assert contents(tmp_path) == expected
