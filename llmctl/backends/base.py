@@ -76,6 +76,8 @@ class JobRequest:
         queue: queue or partition.
         reservation: id of nodes reserved earlier.
         priority: priority in the scheduler's own numbers.
+        exclude: names of nodes to leave out.
+        hosts: machines of the job, the head first, where llmctl chooses them; else empty.
         container: container of the job; None: no container.
         after: ids of the jobs that must end first.
         after_any: True: start after any end of those jobs. False: only after success, if the scheduler can tell.
@@ -98,6 +100,8 @@ class JobRequest:
     queue: str | None = None
     reservation: str | None = None
     priority: int | None = None
+    exclude: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     container: "ContainerPlan | None" = None
     after: tuple[str, ...] = ()
     after_any: bool = True

@@ -18,7 +18,7 @@ class SshBackend:
     template: str = "ssh.sh.j2"
     job_keys: frozenset[str] = frozenset(
         {
-            *("name", "nodes", "gpus_per_node", "time", "group", "resource_type", "launcher"),
+            *("name", "nodes", "gpus_per_node", "time", "group", "resource_type", "exclude", "launcher"),
             *("container", "mounts", "env", "secrets", "code"),
         }
     )
@@ -36,7 +36,7 @@ class SshBackend:
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         """One job.sh with its node number per host, the head first; with mpirun only the head's."""
         script = f"{request.run_dir}/job.sh"
-        hosts = request.profile.hosts[: request.nodes]
+        hosts = request.hosts
         if request.launcher == "mpirun":
             return [HostCommand(hosts[0], ("bash", script))]
         return [HostCommand(host, ("bash", script, str(node))) for node, host in enumerate(hosts)]

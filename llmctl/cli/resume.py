@@ -19,6 +19,9 @@ def resume(
         typer.Argument(metavar="RUN", help="Run id, its beginning, run name or job id.", autocompletion=complete_run),
     ],
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="New number of nodes.")] = None,
+    exclude: Annotated[
+        str | None, typer.Option(metavar="HOST[,HOST]", help="Nodes to leave out. Default: as before.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +48,7 @@ def resume(
         record = RunRecord.load(entry.run_dir, session.transport)
         if not dry_run:
             check_ended(record, session)
-        plan = plan_resume(context, record, nodes=nodes, settings=settings or (), dry_run=dry_run)
+        plan = plan_resume(context, record, nodes=nodes, exclude=exclude, settings=settings or (), dry_run=dry_run)
         point = start_point(plan.record, session)
         check_work_left(plan.record, point)
         say(f"{record.run_id}: {point.sentence}")

@@ -42,6 +42,7 @@ _RESOURCE_TYPE = _option("--resource-type", "T", "Kind of node.")
 _QUEUE = _option("--queue", "Q", "Queue or partition.")
 _RESERVATION = _option("--reservation", "ID", "Reservation of nodes.")
 _PRIORITY = _option("--priority", "P", "Priority, in the scheduler's numbers.")
+_EXCLUDE = _option("--exclude", "HOST[,HOST]", "Nodes to leave out.")
 _AFTER = _option("--after", "RUN", "Start after this run completes; any:RUN: ends.", autocompletion=complete_run)
 _CONTAINER = _option("--container", "IMAGE", "Container image.")
 _MOUNTS = _option("--mount", "SRC:DST", "Folder to mount in the container. Repeatable.")
@@ -67,6 +68,7 @@ _JOB_FLAGS = {
     "queue": "--queue",
     "reservation": "--reservation",
     "priority": "--priority",
+    "exclude": "--exclude",
     "container": "--container",
     "mounts": "--mount",
     "launcher": "--launcher",
@@ -88,6 +90,7 @@ def submit(
     queue: str | None = _QUEUE,
     reservation: str | None = _RESERVATION,
     priority: int | None = _PRIORITY,
+    exclude: str | None = _EXCLUDE,
     after: str | None = _AFTER,
     container: str | None = _CONTAINER,
     mounts: list[str] | None = _MOUNTS,
@@ -104,10 +107,13 @@ def submit(
     as_json: bool = _JSON,
 ) -> int:
     """Start a training run, or any command, on a cluster."""
-    given = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
+    given: dict[str, Any] = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
+    from llmctl.site.job import parse_nodes
     from llmctl.submit.plan import Request, plan_submission
     from llmctl.submit.resolve import Flag
 
+    if exclude is not None:
+        given["exclude"] = parse_nodes(exclude)
     context: Context = ctx.obj
     request = Request(
         config=config,

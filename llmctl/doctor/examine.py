@@ -42,7 +42,7 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
         nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
         began = time.time()
         asked = [*probes(profile, nearest), ("supervisor", FIND_NODE_PYTHON)]
-        answer = transport.run(["bash", "-c", probe_script(asked)], timeout_s=_SCRIPT_TIMEOUT_S)
+        answer = transport.run(["bash", "-c", probe_script(asked)], timeout_s=_SCRIPT_TIMEOUT_S, only_reads=True)
     except SchedulerError as error:
         again = "try again; if the problem persists, the node is overloaded"
         yield Check("questions", "FAULT", error.message, again, error.exit_code)
@@ -119,7 +119,7 @@ def _python(
         argv = [profile.container.runtime, "exec", image, *argv]
     try:
         script = environment_script(profile, _folders_there(context, transport))
-        answer = transport.run(["bash", "-c", script, "bash", *argv], timeout_s=_PYTHON_TIMEOUT_S)
+        answer = transport.run(["bash", "-c", script, "bash", *argv], timeout_s=_PYTHON_TIMEOUT_S, only_reads=True)
     except SchedulerError as error:
         return None, [Check("environment", "FAULT", error.message, _mend_environment(profile))]
     facts = parse_python(answer.stdout)

@@ -10,7 +10,7 @@ from llmctl.job_state import JobState
 from llmctl.operate.queue_cancel import QueueCancel, end_by_name
 from llmctl.runs.attempts import newest_attempt
 from llmctl.runs.job_status import SchedulerWatch
-from llmctl.runs.observe import is_elsewhere, leaders_of, observe_run
+from llmctl.runs.observe import hosts_of, is_elsewhere, leaders_of, observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.runs.view import RunView
 from llmctl.transport.file_writes import FileWrite
@@ -89,7 +89,7 @@ def _cancel_in_queue(record: RunRecord, transport: Transport, backend: QueueBack
 
 
 def _cancel_processes(record: RunRecord, transport: Transport, grace_s: float) -> CancelOutcome:
-    transport = transport_for(transport, int(record.job.get("nodes") or 1))
+    transport = _on_its_hosts(record, transport)
     beginning = newest_attempt(record, transport)
     view = observe_run(record, transport)
     leaders = leaders_of(record, beginning)
@@ -107,6 +107,19 @@ def _cancel_processes(record: RunRecord, transport: Transport, grace_s: float) -
             _mark(record, beginning.number, transport, grace_s)
     _end(record.run_dir, leaders, transport, grace_s)
     return CancelOutcome(observe_run(record, transport), had_ended=view.state.is_finished)
+
+
+def _on_its_hosts(record: RunRecord, transport: Transport) -> Transport:
+    """Transport on the machines of the run's last submission."""
+    hosts = hosts_of(record)
+    unlisted = [host for host in hosts if host not in getattr(transport, "hosts", hosts)]
+    if unlisted:
+        raise SchedulerError(
+            f"{record.run_id} was started on {', '.join(unlisted)}, no longer under hosts of {record.cluster}; "
+            "list it again to cancel the run",
+            transient=False,
+        )
+    return transport_for(transport, hosts)
 
 
 def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], transport: Transport, grace_s: float) -> None:

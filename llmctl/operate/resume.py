@@ -119,7 +119,7 @@ def _check_cannot_see(folder: str, saved: SavedProgress, session: ClusterSession
     transport = session.transport
     (facts,) = transport.stat_paths([folder])
     if session.backend is not None and not f"{folder}/".startswith(f"{saved.run_dir}/"):
-        answer = transport.run(["df", "-PTk", "--", facts.nearest], timeout_s=_TIMEOUT_S)
+        answer = transport.run(["df", "-PTk", "--", facts.nearest], timeout_s=_TIMEOUT_S, only_reads=True)
         space = parse_space(answer.stdout)
         if space is None or not space.is_network:
             kind = space.kind if space is not None else "an unknown file system"

@@ -20,7 +20,7 @@ from llmctl.runs.view import RunView, build_view
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.processes import ProcessIdentity, ProcessReport
-from llmctl.transport.protocol import Transport
+from llmctl.transport.protocol import Transport, transport_for
 
 _TAIL = 4096
 """Bytes of job.log searched for its last line."""
@@ -61,6 +61,11 @@ def observe_run(
 def leaders_of(record: RunRecord, beginning: AttemptBeginning | None) -> list[ProcessIdentity]:
     """job.sh of the last submission. Read from started.json if submit was cut off before recording."""
     return [leader for _, leader in _hosts_and_leaders(record, beginning)]
+
+
+def hosts_of(record: RunRecord) -> tuple[str, ...]:
+    """Machines of the last submission, the head first; empty if a scheduler chose them, or in an old record."""
+    return record.submissions[-1].hosts if record.submissions else ()
 
 
 def is_elsewhere(beginning: AttemptBeginning | None, leaders: Sequence[ProcessIdentity], transport: Transport) -> bool:
@@ -252,6 +257,8 @@ def _with_survivors(
 ) -> JobAnswer | None:
     if job is None or not job.state.is_finished:
         return job
+    # Other hosts of the cluster may be down.
+    transport = transport_for(transport, hosts_of(record))
     return replace(job, survivors=len(transport.processes_of_run(str(record.run_dir), leaders_of(record, beginning))))
 
 

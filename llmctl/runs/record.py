@@ -26,21 +26,19 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _LIMIT = 1 << 24
 """Most bytes read of a run.json: far above a config and a hundred submissions."""
-_NUMBER = (int, float)
-_MAYBE = type(None)
+_NUMBER, _MAYBE = (int, float), type(None)
 _RECORD_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("run_id", "name", "llmctl_version", "cluster"), (str,)),
     **dict.fromkeys(("job", "origins", "code"), (dict,)),
     **dict.fromkeys(("command", "submissions"), (list,)),
     "created": _NUMBER,
-    "config": (dict, _MAYBE),
+    **dict.fromkeys(("config", "template"), (dict, _MAYBE)),
     "cwd": (str, _MAYBE),
-    "template": (dict, _MAYBE),
 }
 _SUBMISSION_TYPES: Mapping[str, tuple[type, ...]] = {
     "number": (int,),
     "time": _NUMBER,
-    "jobs": (list,),
+    **dict.fromkeys(("jobs", "hosts"), (list,)),
     "cancel_requested": (*_NUMBER, _MAYBE),
 }
 _JOB_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -64,12 +62,14 @@ class Submission:
         time: seconds since 1970.
         jobs: the submitted jobs; empty between recording and acceptance.
         cancel_requested: time of the first ``llmctl cancel``; None before.
+        hosts: machines that llmctl chose, the head first; empty if a scheduler chooses, or in old records.
     """
 
     number: int
     time: float
     jobs: tuple[SubmittedJob, ...] = ()
     cancel_requested: float | None = None
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -349,10 +349,11 @@ def new_run_id(name: str, local_time: str) -> str:
 
 
 def _submission_of(values: Mapping[str, Any]) -> Submission:
-    _check_types(values, _SUBMISSION_TYPES)
+    _check_types({"hosts": [], **values}, _SUBMISSION_TYPES)
     for job in values["jobs"]:
         _check_types(job, _JOB_TYPES)
-    return Submission(**{**values, "jobs": tuple(SubmittedJob(**job) for job in values["jobs"])})
+    jobs = tuple(SubmittedJob(**job) for job in values["jobs"])
+    return Submission(**{**values, "jobs": jobs, "hosts": tuple(map(str, values.get("hosts", ())))})
 
 
 def _check_types(values: Any, types: Mapping[str, tuple[type, ...]]) -> None:

@@ -10,6 +10,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A job's name becomes a folder name and a scheduler's job name."""
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=,-]{0,127}")
 """Groups, queues, resource types and reservations: such words need no quotes in a directive."""
+NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%\[\],-]{0,254}")
+"""Names of nodes, also as Slurm's lists: ``n[1-3,7]``."""
 WORD_RULE = "use letters, digits and ._:@/+=,- after a letter or digit"
 
 
@@ -41,6 +43,7 @@ class JobSpec:
         queue: queue, partition or class.
         reservation: id of nodes reserved earlier.
         priority: priority, in the scheduler's own numbers.
+        exclude: names of nodes to leave out.
         after: run that must complete first; ``any:RUN``: run that must end first, in any way.
         container: image that the job runs in.
         mounts: ``SRC:DST``, visible inside the container.
@@ -60,6 +63,7 @@ class JobSpec:
     queue: str | None = None
     reservation: str | None = None
     priority: int | None = None
+    exclude: tuple[str, ...] = ()
     after: str | None = None
     container: str | None = None
     mounts: tuple[str, ...] = ()
@@ -74,10 +78,7 @@ class JobSpec:
             raise JobError(
                 "name", f"{self.name!r} is not valid: up to 64 letters, digits, dots, dashes and underscores"
             )
-        for key in ("group", "resource_type", "queue", "reservation"):
-            word = getattr(self, key)
-            if word is not None and not WORD.fullmatch(word):
-                raise JobError(key, f"{word!r} is not valid: {WORD_RULE}")
+        self._check_words()
         for name, _ in self.env:
             if not VARIABLE.fullmatch(name):
                 raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")
@@ -91,6 +92,15 @@ class JobSpec:
             if any("\0" in text for text in texts):
                 raise JobError(key, "a value contains a NUL character, which the operating system does not allow")
 
+    def _check_words(self) -> None:
+        for key in ("group", "resource_type", "queue", "reservation"):
+            word = getattr(self, key)
+            if word is not None and not WORD.fullmatch(word):
+                raise JobError(key, f"{word!r} is not valid: {WORD_RULE}")
+        for host in self.exclude:
+            if not NODE.fullmatch(host):
+                raise JobError("exclude", f"{host!r} cannot name a node; use letters, digits and ._@:%[],-")
+
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "JobSpec":
         """Build the job from the output of ``as_plain``.
@@ -103,12 +113,17 @@ class JobSpec:
         if not known >= values.keys():
             raise TypeError(f"unknown keys of a job: {', '.join(sorted(values.keys() - known))}")
         env = values.get("env", {}).items()
-        lists = {key: tuple(values.get(key, ())) for key in ("mounts", "secrets", "code", "command")}
+        lists = {key: tuple(values.get(key, ())) for key in ("exclude", "mounts", "secrets", "code", "command")}
         return cls(**{**values, **lists, "env": tuple(env)})
 
     def as_plain(self) -> dict[str, Any]:
         """The fields as plain values, for the run record."""
         return {**asdict(self), "env": dict(self.env)}
+
+
+def parse_nodes(text: str) -> list[str]:
+    """Names in ``a,b``; a comma in brackets, as in Slurm's ``n[1,3]``, is a part of the name."""
+    return [name for part in re.split(r",(?![^\[]*\])", text) if (name := part.strip())]
 
 
 def parse_time(text: str) -> int:

@@ -33,6 +33,7 @@ _PLURALS = {
     "queue": "queues",
     "reservation": "reservations",
     "priority": "priorities",
+    "exclude": "way to leave out nodes",
     "after": "waiting jobs",
     "container": "containers",
     "mounts": "containers",
@@ -89,9 +90,11 @@ def check_job(
         unchecked = dict.fromkeys(path for check in paths for path in check.paths)
         return [*memory_warnings(job), f"not checked on {transport.host}: {', '.join(unchecked)}"]
     if job.is_remote:
-        transport = transport_for(transport, job.spec.nodes)
+        transport = transport_for(transport, job.request.hosts)
     if job.backend.capabilities.starts_on_hosts:
-        cast("HostGroup", transport).check_reachable()
+        from llmctl.submit.host_checks import check_hosts_answer
+
+        check_hosts_answer(job, cast("HostGroup", session.transport))
     problems += path_problems(paths, transport)
     if job.config is not None and not problems:
         from llmctl.submit.foreign_checks import foreign_problems
@@ -136,7 +139,9 @@ def job_problems(job: AskedJob, environment: Mapping[str, str], *, is_interactiv
         yield from container_problems(job)
     yield from _limit_problems(job, is_interactive=is_interactive)
     if job.backend.capabilities.starts_on_hosts:
-        yield from _host_problems(job)
+        from llmctl.submit.host_checks import host_problems
+
+        yield from host_problems(job)
     for name in job.spec.secrets:
         if name not in environment:
             text = "is not set in your environment; export the variable first"
@@ -304,19 +309,6 @@ def _scheduler_problems(job: AskedJob) -> Iterator[Problem]:
     wrong = queue.options_problem(job.request.site_options)
     if wrong:
         yield Problem("options", wrong, of="profile")
-
-
-def _host_problems(job: AskedJob) -> Iterator[Problem]:
-    """Fewer ssh hosts than nodes, or a host listed twice."""
-    hosts, nodes = job.profile.hosts, job.spec.nodes
-    if not hosts:
-        yield Problem("hosts", "is empty; list the machines, the head node first: hosts: [gpu1, gpu2]", of="profile")
-        return
-    doubled = next((host for host in hosts if hosts.count(host) > 1), None)
-    if doubled is not None:
-        yield Problem("hosts", f"{doubled} is listed twice; each machine is one node", of="profile")
-    if nodes > len(hosts):
-        yield Problem("job.nodes", f"{nodes} is above {len(hosts)}, the hosts of {job.profile.name}; lower it")
 
 
 def path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Problem]:

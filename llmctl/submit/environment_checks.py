@@ -37,7 +37,7 @@ def check_container_runtime(
     else:
         look = f"command -v {runtime} >/dev/null || echo missing"
         argv = ["bash", "-c", environment_script(profile, context.folders), "bash", "bash", "-c", look]
-    answer = transport.run(argv, timeout_s=_LOOK_TIMEOUT_S)
+    answer = transport.run(argv, timeout_s=_LOOK_TIMEOUT_S, only_reads=True)
     problem = judge_runtime(runtime, answer, transport.host)
     if problem is None:
         return ""

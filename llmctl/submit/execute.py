@@ -65,9 +65,9 @@ def execute_plan(plan: Plan, context: Context) -> RunRecord:
     job = plan.job
     transport, index = context.connect(job.profile), context.index
     if job.is_remote:
-        transport = transport_for(transport, job.spec.nodes)
+        transport = transport_for(transport, job.request.hosts)
     _check_software(job, context, transport)
-    submission = Submission(plan.number, transport.now())
+    submission = Submission(plan.number, transport.now(), hosts=job.request.hosts)
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
     try:
@@ -149,7 +149,7 @@ def _node_python_warning(job: JobPlan, transport: Transport) -> str:
         return ""
     if has_environment and not in_container:
         return ""
-    if transport.run(["sh", "-c", FIND_NODE_PYTHON], timeout_s=_FIND_TIMEOUT_S).exit_status == 0:
+    if transport.run(["sh", "-c", FIND_NODE_PYTHON], timeout_s=_FIND_TIMEOUT_S, only_reads=True).exit_status == 0:
         return ""
     return (
         f"{transport.host} has no python3 of version 3.6 or later, which starts the ranks; if the nodes have none: "
@@ -206,7 +206,7 @@ def _start(plan: Plan, context: Context, transport: Transport) -> tuple[Submitte
     if plan.job.backend.capabilities.starts_on_hosts:
         from llmctl.submit.start_ssh import address_of_second, start_on_group
 
-        peer = address_of_second(plan.job.profile, plan.job.request, context.environment)
+        peer = address_of_second(plan.job.request, context.environment)
         in_container = plan.job.request.container is not None
         group = cast("HostGroup", transport)
         return start_on_group(plan.rendered.commands, run_dir, plan.number, group, in_container=in_container, peer=peer)

@@ -15,10 +15,11 @@ from llmctl import __version__
 from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError, UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
-from llmctl.site.job import JobError, JobSpec
+from llmctl.site.job import JobError, JobSpec, parse_nodes
 from llmctl.site.profile import overlay
 from llmctl.submit.checks import PathCheck, check_job
 from llmctl.submit.config_file import find_config, found_config_warning
+from llmctl.submit.host_checks import resume_problems
 from llmctl.submit.origins import Origin, Problem, Resolved
 from llmctl.submit.render import RenderedJob, render
 from llmctl.submit.request import JobPlan, plan_job
@@ -167,6 +168,7 @@ def plan_resume(
     record: RunRecord,
     *,
     nodes: int | None = None,
+    exclude: str | None = None,
     settings: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Plan:
@@ -178,6 +180,7 @@ def plan_resume(
         context: environment (values of secrets), working directory and folders.
         record: of the run.
         nodes: new number of nodes; None keeps the number.
+        exclude: names of nodes to leave out, with commas between; None leaves out the same as before.
         settings: ``key=value`` laid over the run's config.
         dry_run: query no scheduler, and check no path of another machine.
 
@@ -186,7 +189,11 @@ def plan_resume(
         RecordError: the record's job is invalid, or the snapshot of the run's code is missing.
     """
     session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
-    flags = [*parse_settings(settings), *([Flag("--nodes", "job.nodes", nodes)] if nodes is not None else [])]
+    flags = parse_settings(settings)
+    if nodes is not None:
+        flags.append(Flag("--nodes", "job.nodes", nodes))
+    if exclude is not None:
+        flags.append(Flag("--exclude", "job.exclude", parse_nodes(exclude)))
     resolved = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
@@ -198,7 +205,11 @@ def plan_resume(
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
     job = plan_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
+    if problems := list(resume_problems(record, job)):
+        raise resolved.error(problems)
     warnings = check_job(context, session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
+    if spec.exclude and "job.exclude" not in {flag.key for flag in flags}:
+        warnings.append(f"leaves out {', '.join(spec.exclude)}, as before; --exclude '' leaves out none")
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}
     return Plan(
         record=replace(

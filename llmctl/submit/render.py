@@ -149,7 +149,7 @@ def render(job: JobPlan, *, template: Mapping[str, str] | None = None) -> Render
         "port_rule": profile.rendezvous.port_rule,
         "interface": profile.rendezvous.interface,
         "container": request.container,
-        "hosts": profile.hosts,
+        "hosts": request.hosts,
         "gpus": layout.gpus,
         "command": spec.command,
         "working_dir": layout.working_dir,
@@ -167,7 +167,7 @@ def _settings(job: JobPlan, stop_after_s: int) -> str:
     """Text of job.json: the values of one submission that the supervisor needs (see llmctl/supervisor/settings.py)."""
     profile, layout, request, capabilities = job.profile, job.layout, job.request, job.backend.capabilities
     rule, secrets = profile.rendezvous.port_rule, layout.secrets_file
-    is_local, is_ssh = capabilities.starts_in_place, capabilities.starts_on_hosts
+    is_local = capabilities.starts_in_place
     settings = JobSettings(
         run_id=layout.run_id,
         run_dir=str(layout.run_dir),
@@ -182,7 +182,7 @@ def _settings(job: JobPlan, stop_after_s: int) -> str:
         stop_after_s=stop_after_s,
         secrets_file=str(secrets) if secrets is not None else None,
         secrets_are_read_once=is_local,
-        hosts=profile.hosts[: request.nodes] if is_ssh and request.launcher != "mpirun" else (),
+        hosts=request.hosts if request.launcher != "mpirun" else (),
         shared=profile.shared,
         in_image=request.container is not None,
         forgets_launchers=is_local,

@@ -262,6 +262,7 @@ def build_request(
     launcher = spec.launcher or profile.launch.launcher or backend.launchers[0]
     tasks = 1 if launcher == "torchrun" else size.ranks
     cores = resource.cores if resource is not None else None
+    hosts = tuple(host for host in profile.hosts if host not in spec.exclude)
     return JobRequest(
         profile=profile,
         job_name=cast("QueueBackend", backend).job_name(name) if backend.capabilities.has_queue else name,
@@ -280,6 +281,8 @@ def build_request(
         queue=spec.queue or (resource.queue if resource is not None else None) or defaults.queue,
         reservation=spec.reservation,
         priority=spec.priority if spec.priority is not None else defaults.priority,
+        exclude=spec.exclude,
+        hosts=hosts[: spec.nodes] if backend.capabilities.starts_on_hosts else (),
         container=container,
     )
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from llmctl.backends.base import HostCommand, JobRequest, SubmittedJob
 from llmctl.errors import LlmctlError, SchedulerError, SubmissionLost
-from llmctl.site.profile import ClusterProfile
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
@@ -61,22 +60,21 @@ def start_on_group(
         raise
 
 
-def address_of_second(profile: ClusterProfile, request: JobRequest, environment: Mapping[str, str]) -> str | None:
+def address_of_second(request: JobRequest, environment: Mapping[str, str]) -> str | None:
     """Address of the second host by our own ssh configuration: only that file may know the host's name.
 
     None if the head node needs no address: one node, an interface in the profile, or mpirun, which needs names.
 
     Args:
-        profile: of the cluster.
         request: of the job.
         environment: of the ssh client.
 
     Raises:
         SchedulerError: the ssh configuration cannot be read.
     """
-    if request.nodes == 1 or profile.rendezvous.interface is not None or request.launcher == "mpirun":
+    if request.nodes == 1 or request.profile.rendezvous.interface is not None or request.launcher == "mpirun":
         return None
-    return resolve(profile.hosts[1], environment).hostname
+    return resolve(request.hosts[1], environment).hostname
 
 
 class _Start:

@@ -94,10 +94,10 @@ class HostGroup:
             raise joined(problems)
         raise SchedulerError(f"none of {', '.join(self.hosts)} has the host name {name}", transient=False)
 
-    def first(self, count: int) -> "HostGroup":
-        """Group of the first ``count`` hosts, over the same connections."""
+    def only(self, hosts: Sequence[str]) -> "HostGroup":
+        """Group of these hosts, in this order, over the same connections; of all hosts if none of them is known."""
         few = HostGroup({}, shared=self._shared, runs_root=self._runs_root)
-        few.hosts = self.hosts[:count]
+        few.hosts = tuple(host for host in hosts if host in self._members) or self.hosts
         few._members = {host: self._members[host] for host in few.hosts}
         few._chosen = self._chosen if self._chosen in few._members.values() else None
         return few
@@ -118,13 +118,9 @@ class HostGroup:
             raise joined(problems)
         return answers
 
-    def check_reachable(self) -> None:
-        """Connect to every host.
-
-        Raises:
-            SchedulerError: a host cannot be reached; the message names the host.
-        """
-        self._everywhere(lambda transport: transport.home())
+    def unreachable(self) -> dict[str, SchedulerError]:
+        """Connect to every host; the errors of those that cannot be reached."""
+        return self._gather(lambda transport: transport.home())[1]
 
     # --- Calls to one host
 
@@ -144,9 +140,11 @@ class HostGroup:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        only_reads: bool = False,
     ) -> CommandResult:
         """Run a command on the first host that answers; see llmctl.transport.protocol."""
-        return self._one().transport.run(argv, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin)
+        one = self._one().transport
+        return one.run(argv, timeout_s=timeout_s, cwd=cwd, env=env, stdin=stdin, only_reads=only_reads)
 
     def run_interactive(self, argv: Sequence[str], *, cwd: str | None = None) -> int:
         """Run a command of the first host that answers on our own terminal; see llmctl.transport.protocol."""

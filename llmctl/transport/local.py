@@ -56,12 +56,14 @@ class LocalTransport:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        only_reads: bool = False,
     ) -> CommandResult:
         """Run a command to its end; any exit status is an answer.
 
         Raises:
             SchedulerError: the command cannot be started, or was ended after ``timeout_s`` seconds.
         """
+        del only_reads  # there is no connection
         merged = {**self.environment, **(env or {})}
         try:
             done = commands.run_command(argv, env=merged, timeout_s=timeout_s, cwd=cwd, stdin=stdin)

@@ -58,6 +58,7 @@ class Transport(Protocol):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        only_reads: bool = False,
     ) -> CommandResult:
         """Run a command to its end; any exit status is an answer.
 
@@ -67,6 +68,7 @@ class Transport(Protocol):
             cwd: working directory; None: the home directory of a remote machine, our own working directory on this one.
             env: variables laid over the machine's own. Never on a command line.
             stdin: its input.
+            only_reads: True if the command changes nothing; it is then repeated once if the connection is lost.
 
         Raises:
             SchedulerError: the command cannot be started or was ended at its time limit, or the connection was lost.
@@ -128,7 +130,12 @@ class Transport(Protocol):
         """Close the connection; the next call connects again."""
 
 
-def transport_for(transport: Transport, nodes: int) -> Transport:
-    """Transport on the machines of a job: the first ``nodes`` of a host group, otherwise the transport itself."""
-    first: Callable[[int], Transport] | None = getattr(transport, "first", None)
-    return first(nodes) if first is not None else transport
+def transport_for(transport: Transport, hosts: Sequence[str]) -> Transport:
+    """Transport on the machines of a job: these hosts of a host group, otherwise the transport itself.
+
+    Args:
+        transport: to the cluster.
+        hosts: machines of the job; empty: unknown, or chosen by a scheduler.
+    """
+    only: Callable[[Sequence[str]], Transport] | None = getattr(transport, "only", None)
+    return only(hosts) if only is not None else transport

@@ -84,6 +84,12 @@ def test_a_part_of_a_node(site: SgeSite, launcher: str) -> None:
     assert done.stdout.strip() in HOSTS, done.stderr
 
 
+def test_excluded_hosts_are_left_out(site: SgeSite) -> None:
+    submit(site, "spared", "--nodes", "2", "--exclude", "g0001,g0003", "--", "true")
+    run = site.ended("spared")
+    assert (run["state"], {*run["hosts"]}) == ("completed", {"g0002", "g0004"}), site.job_log("spared")
+
+
 def test_text_is_prepared_by_two_nodes(site: SgeSite) -> None:
     check_preparation(site, "abci")
 

@@ -140,6 +140,14 @@ def nodes_of(site: Site) -> list[dict[str, object]]:
     return list(json.loads(site.llmctl("nodes", "--cluster", "bed", "--json"))["nodes"])
 
 
+def test_excluded_nodes_are_left_out(site: Site) -> None:
+    site.submit("spared", "--nodes", "2", "--exclude", "n[1-2]", "--", "true")
+    run = site.ended("spared")
+    assert (run["state"], run["hosts"]) == ("completed", ["n3", "n4"]), site.job_log("spared")
+    refused = site.call("submit", "--cluster", "bed", "--run-id", "never", "--exclude", "n9", "--", "true")
+    assert refused.returncode == 4 and "n9" in refused.stderr, refused.stderr
+
+
 def test_a_drained_node_is_shown_with_its_reason(site: Site) -> None:
     site.cluster.drain("n2", "bad gpu 0, see ticket 12 of the [ops] team")
     try:

@@ -112,8 +112,7 @@ def test_a_run_is_cancelled_on_every_host_and_resumed(site: Site) -> None:
     assert "saved at iteration" in site.llmctl("cancel", "long", "--grace", GRACE)
     run = site.status("long")
     assert (run["state"], run["attempts"]) == ("cancelled", 2), site.logs("long")
-    rows = [json.loads(line) for line in (site.path("long") / "metrics.jsonl").read_text().splitlines()]
-    assert next(row["iteration"] for row in rows if row["attempt"] == 2) == before + 1
+    assert first_of_attempt(site, "long", 2) == before + 1
 
 
 def test_a_run_survives_a_cut_network_with_a_warning(site: Site) -> None:
@@ -156,6 +155,54 @@ def test_a_lost_host_ends_the_run_and_is_refused_afterwards(site: Site) -> None:
         site.hosts.restore_power("h4")
     assert site.submit("again", "--nodes", "4", "--", "true")
     assert site.ended("again")["state"] == "completed"
+
+
+def test_a_run_goes_on_without_a_dead_host(site: Site) -> None:
+    endless = ("--set", "training.train_iters=1000000", "--set", "checkpoint.save_interval=20")
+    site.submit("loses", "--nodes", "2", *endless)
+    wait_for(lambda: site.iteration("loses") > 25, lambda: site.logs("loses"))
+    site.hosts.cut_power("h2")
+    try:
+        run = site.ended("loses")
+        assert run["state"] == "failed" and "h2" in run["detail"], run
+        for cut_off in (("resume", "loses"), ("submit", "--cluster", "lab", "--nodes", "2", "--", "true")):
+            refused = site.call(*cut_off)
+            assert refused.returncode == 4 and "leave it out: --exclude h2" in refused.stderr, refused.stderr
+        unknown = site.call("resume", "loses", "--exclude", "h9")
+        assert unknown.returncode == 2 and "there are h1, h2, h3, h4" in unknown.stderr, unknown.stderr
+        saved = saved_iteration(site, "loses")
+        resumed = site.call("resume", "loses", "--exclude", "h2")
+        assert resumed.returncode == 0 and f"resumes from iteration {saved}" in resumed.stderr, resumed.stderr
+        wait_for(lambda: first_of_attempt(site, "loses", 2) is not None, lambda: site.logs("loses"))
+        assert first_of_attempt(site, "loses", 2) == saved + 1
+        run = site.status("loses")
+        assert (run["state"], run["hosts"], run["attempts"]) == ("running", ["h1", "h3"], 2), run
+        beside = ("--", "hostname")
+        assert site.llmctl("interactive", "--run", "loses", "--rank", "1", *beside) == "h3\n"
+        assert "iteration" in site.llmctl("logs", "loses", "-n", "50")
+        assert "saved at iteration" in site.llmctl("cancel", "loses", "--grace", GRACE)
+        assert not site.hosts.processes(str(site.path("loses")))
+        # The next resume leaves out the same host, and says so.
+        again = site.call("resume", "loses", "--dry-run")
+        assert again.returncode == 0 and "leaves out h2, as before" in again.stderr, again.stderr
+        assert "hosts=(h1 h3)" in again.stdout
+        # With mpirun only the head has a job.sh.
+        alone = ("--launcher", "mpirun", "--exclude", "h1,h2", "--", "sleep", "30000")
+        site.submit("others", "--nodes", "2", *alone)
+        wait_for(lambda: {*site.hosts.processes("sleep 30000")} == {"h3", "h4"}, lambda: site.logs("others"))
+        site.llmctl("cancel", "others", "--grace", "0")
+        assert not site.hosts.processes("sleep 30000")
+    finally:
+        site.hosts.restore_power("h2")
+
+
+def first_of_attempt(site: Site, run_id: str, attempt: int) -> int | None:
+    rows = [json.loads(line) for line in (site.path(run_id) / "metrics.jsonl").read_text().splitlines()]
+    return next((row["iteration"] for row in rows if row["attempt"] == attempt), None)
+
+
+def saved_iteration(site: Site, run_id: str) -> int:
+    return int((site.path(run_id) / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
 
 
 def test_a_changed_host_key_is_refused(site: Site) -> None:

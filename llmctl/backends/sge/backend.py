@@ -104,6 +104,7 @@ class SgeBackend(BatchScheduler):
 
     name: str = "sge"
     template: str = "sge.sh.j2"
+    job_keys: frozenset[str] = BatchScheduler.job_keys | {"exclude"}
     messages: ErrorMessages = _MESSAGES
     tells_ends_apart: bool = False
 
@@ -237,6 +238,8 @@ def _allocation(request: JobRequest) -> list[str]:
         )
     if request.time_s is not None:
         options.append(f"-l h_rt={clock(request.time_s)}")
+    if request.exclude:
+        options.append(f"-l h=!({'|'.join(request.exclude)})")
     words = (("-q", request.queue), ("-ar", request.reservation), ("-p", request.priority))
     return [*options, *(f"{flag} {word}" for flag, word in words if word is not None), *own]
 

@@ -60,6 +60,7 @@ class SlurmBackend(BatchScheduler):
 
     name: str = "slurm"
     template: str = "slurm.sh.j2"
+    job_keys: frozenset[str] = BatchScheduler.job_keys | {"exclude"}
     messages: ErrorMessages = words.MESSAGES
     launchers: tuple[str, ...] = ("torchrun", "srun", "mpirun")
 
@@ -220,7 +221,16 @@ def _allocation(request: JobRequest, further: Sequence[str] = ()) -> list[str]:
     if request.time_s is not None:
         options.append(f"--time={clock(request.time_s)}")
     words = (("partition", request.queue), ("account", request.group), ("reservation", request.reservation))
-    return [*options, *(f"--{name}={word}" for name, word in words if word is not None), *further, *own]
+    options += [f"--{name}={word}" for name, word in words if word is not None]
+    return [*options, *further, *own, *_exclusion(request)]
+
+
+def _exclusion(request: JobRequest) -> list[str]:
+    """Option for the nodes to leave out, with those of the profile's own option: of two, sbatch obeys the last."""
+    if not request.exclude:
+        return []
+    own = (re.match(r"(?:--exclude[=\s]|-x)\s*(\S+)", option) for option in request.site_options)
+    return [f"--exclude={','.join([*(match[1] for match in own if match is not None), *request.exclude])}"]
 
 
 def _cores(of_node: int | None, tasks: int = 1) -> list[str]:

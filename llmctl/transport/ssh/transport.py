@@ -93,6 +93,7 @@ class RemoteTransport:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        only_reads: bool = False,
     ) -> CommandResult:
         """Run a command to its end, in the environment of a login shell; any exit status is an answer.
 
@@ -100,7 +101,10 @@ class RemoteTransport:
             SchedulerError: the command cannot be started or was ended at its time limit, or the connection was lost.
         """
         try:
-            done = self._call("run", argv, timeout_s, cwd, dict(env or {}), stdin, argv=argv)
+            if only_reads:
+                done = self._look("run", argv, timeout_s, cwd, dict(env or {}), stdin)
+            else:
+                done = self._call("run", argv, timeout_s, cwd, dict(env or {}), stdin, argv=argv)
         except OSError as error:
             raise start_error(argv, error) from None
         return command_result(argv, done, timeout_s)

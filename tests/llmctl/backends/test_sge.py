@@ -67,6 +67,10 @@ def test_reservation_queue_priority_and_dependency():
     assert {"-ar 12345", "-q prior", "-p -400", "-hold_jid 77,78"} <= set(lines)
 
 
+def test_hosts_to_leave_out():
+    assert "-l h=!(g0001|g0002)" in SGE.directives(request(exclude=("g0001", "g0002")))
+
+
 def test_options_of_profile_and_resource_type_are_unchanged():
     profile = load_profile(FOLDERS, "abci")
     kind = profile.resource_types["rt_F"].model_copy(update={"options": ("-l USE_BEEOND=1",)})

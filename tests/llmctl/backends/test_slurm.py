@@ -14,6 +14,7 @@ from llmctl.cli.main import main
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 from llmctl.site.container import ContainerPlan
+from llmctl.site.job import parse_nodes
 from llmctl.site.profile import ClusterProfile
 from llmctl.transport.protocol import program_of
 from tests.llmctl.backends.job_requests import request_for
@@ -53,6 +54,13 @@ def test_whole_nodes_are_requested_exclusively() -> None:
 def test_tasks_per_rank_divide_the_cores() -> None:
     asked = request_of(nodes=2, ranks_per_node=8, tasks_per_node=8, cores_per_node=96, launcher="srun")
     assert {"--ntasks-per-node=8", "--cpus-per-task=12"} <= set(BACKEND.directives(asked))
+
+
+def test_nodes_to_leave_out_join_those_of_the_profile() -> None:
+    assert not [line for line in BACKEND.directives(request_of()) if "exclude" in line]
+    lines = BACKEND.directives(request_of({"options": ["--exclude=n9", "-x n8"]}, exclude=("n[1,3]", "n5")))
+    assert lines[-1] == "--exclude=n9,n8,n[1,3],n5"
+    assert parse_nodes("n[1,3], n5") == ["n[1,3]", "n5"] and parse_nodes("") == []
 
 
 def test_a_part_of_a_node_is_not_exclusive() -> None:

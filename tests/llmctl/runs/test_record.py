@@ -11,6 +11,7 @@ import pytest
 
 from llmctl.backends.base import SubmittedJob
 from llmctl.errors import RecordError
+from llmctl.runs.observe import hosts_of
 from llmctl.runs.record import RunIndex, RunRecord, Submission, new_run_id
 from llmctl.transport.file_writes import FileWrite, write_files
 from llmctl.transport.local import LocalTransport
@@ -49,7 +50,24 @@ def test_a_record_survives_writing_and_reading(tmp_path):
     path = record.run_dir / "run.json"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in record.run_dir.iterdir()] == ["run.json"]
-    assert list(json.loads(path.read_text())["submissions"][0]) == ["number", "time", "jobs", "cancel_requested"]
+    assert list(json.loads(path.read_text())["submissions"][0]) == [
+        "number",
+        "time",
+        "jobs",
+        "cancel_requested",
+        "hosts",
+    ]
+
+
+def test_the_hosts_of_a_submission_are_kept_and_may_be_missing_in_old_records(tmp_path):
+    record = saved(tmp_path, "a-1").with_submission(Submission(2, 5.0, hosts=("h1", "h3")))
+    record.save(TRANSPORT)
+    assert hosts_of(RunRecord.load(record.run_dir, TRANSPORT)) == ("h1", "h3")
+    values = json.loads((record.run_dir / "run.json").read_text())
+    for submission in values["submissions"]:
+        del submission["hosts"]
+    (record.run_dir / "run.json").write_text(json.dumps(values))
+    assert hosts_of(RunRecord.load(record.run_dir, TRANSPORT)) == ()
 
 
 def test_submissions_are_replaced_by_number_and_the_first_cancel_stays(tmp_path):

@@ -113,6 +113,13 @@ def test_a_word_of_a_directive_is_plain(key):
             JobSpec(**{"name": "n", key: value})
 
 
+def test_a_node_to_leave_out_is_plain():
+    JobSpec(name="n", exclude=("n[1-3,7]", "me@g2"))
+    for value in HOSTILE.values():
+        with pytest.raises(JobError, match=r"^job.exclude: .* cannot name a node"):
+            JobSpec(name="n", exclude=("h1", value))
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_hostile_flag_is_refused_and_nothing_is_written(home, capsys, scheduler):
     for flag in FLAGS:
@@ -121,6 +128,8 @@ def test_a_hostile_flag_is_refused_and_nothing_is_written(home, capsys, schedule
         for value in GIVEN if is_whole else ("a\n", "a$(touch x)"):
             said = refusal(capsys, scheduler, f"{flag}={value}", code=2)
             assert said.startswith(f"llmctl: {flag}: {value!r} is not valid: "), (flag, value)
+    said = refusal(capsys, scheduler, "--exclude=h1,a$(touch x)", code=2)
+    assert said.startswith("llmctl: --exclude: 'a$(touch x)' cannot name a node"), said
     said = refusal(capsys, scheduler, "--run-id=a\n", code=2)
     assert said.startswith("llmctl: --run-id a\n: is not valid: ")
     check_nothing_written(home)

@@ -11,20 +11,23 @@ from llmctl.backends.base import JobRequest
 from llmctl.backends.ssh import BACKEND
 from llmctl.errors import SchedulerError
 from llmctl.paths import UserFolders
+from llmctl.runs.record import Submission
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.checks import job_problems
+from llmctl.submit.host_checks import check_hosts_answer, resume_problems
 from llmctl.submit.render import render
 from llmctl.submit.request import AskedJob, NodeSize, RunLayout, build_request
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.local import LocalTransport
+from tests.llmctl.run_directories import make_run
 from tests.llmctl.scripts.script_cases import plan_of
 from trainer.planning.build_config import build_config
 
 PROFILE = ClusterProfile(name="lab", scheduler="ssh", hosts=("g1", "me@g2", "g3"), runs_root="/runs")
-REQUEST = JobRequest(PROFILE, job_name="r", run_dir="/runs/r", nodes=2)
+REQUEST = JobRequest(PROFILE, job_name="r", run_dir="/runs/r", nodes=2, hosts=("g1", "me@g2"))
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
     "training": {"train_iters": 12, "seq_length": 32, "micro_batch_size": 1, "global_batch_size": 8},
@@ -129,6 +132,61 @@ def test_too_many_nodes_and_unshared_checkpoints_are_refused():
     assert problems_of(two, config) == []
 
 
+def test_the_first_hosts_that_are_not_excluded_are_used():
+    job = JobSpec(name="r", nodes=2, exclude=("me@g2",))
+    request = build_request(job, PROFILE, BACKEND, NodeSize(1, 0), name="r", run_dir="/runs/r")
+    assert request.hosts == ("g1", "g3")
+    assert [(one.host, one.argv[-1]) for one in BACKEND.submit_commands(request)] == [("g1", "0"), ("g3", "1")]
+    assert problems_of(job) == []
+    (message,) = problems_of(replace(job, exclude=("g2",)))
+    assert message == "job.exclude g2: lab has no such host; there are g1, me@g2, g3"
+    (message,) = problems_of(replace(job, exclude=("g1", "g3")))
+    assert message == "job.exclude leaves 1 of the 3 hosts of lab for 2 nodes; exclude fewer, or lower nodes"
+
+
+def asked_for(job, **changes):
+    profile = PROFILE.model_copy(update=changes)
+    request = build_request(job, profile, BACKEND, NodeSize(1, 0), name="r", run_dir="/runs/r")
+    folders = UserFolders.from_environment({"HOME": "/home/me"})
+    return AskedJob(spec=job, profile=profile, folders=folders, is_remote=True, backend=BACKEND, request=request)
+
+
+def test_the_refusal_of_a_dead_host_names_the_flag_that_leaves_it_out(transport):
+    group = HostGroup(transport, shared=True, runs_root="/runs")
+    two = JobSpec(name="r", nodes=2)
+    check_hosts_answer(asked_for(two), group)
+    cut_off(transport["g1"])
+    with pytest.raises(SchedulerError) as refused:
+        check_hosts_answer(asked_for(two), group)
+    assert refused.value.message.startswith("g1: no answer\nleave it out: --exclude g1 (")
+    check_hosts_answer(asked_for(replace(two, exclude=("g1",))), group)
+    cut_off(transport["me@g2"])
+    with pytest.raises(SchedulerError) as refused:
+        check_hosts_answer(asked_for(replace(two, exclude=("g1",))), group)
+    assert "\nleave it out: --exclude g1,me@g2 --nodes 1 (" in refused.value.message
+    cut_off(transport["g3"])
+    with pytest.raises(SchedulerError) as refused:
+        check_hosts_answer(asked_for(two), group)
+    assert "--exclude" not in refused.value.message
+
+
+def test_hosts_without_the_files_of_a_run_cannot_resume_it(tmp_path):
+    submission = Submission(1, 0.0, hosts=("g1", "me@g2"))
+    record = replace(make_run(tmp_path).record, submissions=(submission,))
+    two = JobSpec(name="r", nodes=2)
+    for changes, exclude, is_refused in (
+        ({"shared": True}, ("me@g2",), False),
+        ({"shared": False}, (), False),
+        ({"shared": False}, ("me@g2",), True),
+    ):
+        problems = list(resume_problems(record, asked_for(replace(two, exclude=exclude), **changes)))
+        assert bool(problems) == is_refused
+    one = replace(two, nodes=1)
+    assert list(resume_problems(record, asked_for(one, shared=False))) == []
+    (problem,) = resume_problems(record, asked_for(replace(one, exclude=("g1",)), shared=False))
+    assert "its record on g1" in problem.text
+
+
 def test_without_a_shared_folder_all_hosts_write_and_the_first_copy_is_read(transport):
     group = HostGroup(transport, shared=False, runs_root="/runs")
     group.write_files([FileWrite("/runs/r/run.json", b"{}")])
@@ -141,7 +199,7 @@ def test_without_a_shared_folder_all_hosts_write_and_the_first_copy_is_read(tran
     with pytest.raises(SchedulerError, match="g3: no answer") as failure:
         group.write_files([FileWrite("/runs/r/run.json", b"[]")])
     assert failure.value.transient
-    assert group.first(2).list_names(["/runs"]) == [["r"]]
+    assert group.only(["g1", "me@g2"]).list_names(["/runs"]) == [["r"]]
 
 
 def test_a_folder_that_exists_on_one_host_is_made_on_none(transport, tmp_path):

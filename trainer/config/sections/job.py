@@ -22,6 +22,7 @@ class JobConfig(Section):
     queue: str | None = None
     reservation: str | None = None
     priority: int | None = None
+    exclude: list[str] = []
     container: str | None = None
     mounts: list[str] = []
     launcher: Literal["torchrun", "srun", "mpirun"] | None = None
