@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.schedulers.running import held
 from tests.schedulers.ssh_site import Site
@@ -203,6 +205,22 @@ def first_of_attempt(site: Site, run_id: str, attempt: int) -> int | None:
 
 def saved_iteration(site: Site, run_id: str) -> int:
     return int((site.path(run_id) / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+
+
+def test_a_connection_lost_during_the_probes_does_not_end_a_submit(site: Site, tmp_path: Path) -> None:
+    """The profile's setup, which the probe for torch runs too, waits until the jump host has dropped its sessions."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    clusters = site.home / ".config" / "llmctl" / "clusters"
+    profile = yaml.safe_load((clusters / "lab.yaml").read_text())
+    profile["environment"]["setup"] += [f"touch {begun}", f"until [ -e {go} ]; do sleep 0.1; done"]
+    (clusters / "slow.yaml").write_text(yaml.safe_dump(profile))
+    submitting = site.start("submit", "c.yaml", "--cluster", "slow", "--run-id", "probed")
+    wait_for(begun.exists, "the probe")
+    site.hosts.drop_sessions(GATE)
+    go.touch()
+    output, _ = submitting.communicate(timeout=HANG_S)
+    assert submitting.returncode == 0 and "connection to h1 lost; reconnecting" in output, output
+    site.llmctl("cancel", "probed", "--grace", "0")
 
 
 def test_a_changed_host_key_is_refused(site: Site) -> None:

@@ -115,6 +115,29 @@ def test_detached_jobs_survive_an_ended_session(ssh_hosts: SshHosts) -> None:
         wait_for(lambda: made.inspect_processes([job]).alive == (False,), "the job's end")
 
 
+def test_a_command_that_only_reads_is_repeated_after_a_loss(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    probe = ["bash", "-c", f"echo >>{begun}; until [ -e {go} ]; do sleep 0.1; done; echo found"]
+
+    def drop() -> None:
+        wait_for(begun.exists, "the command")
+        ssh_hosts.drop_sessions("gate")
+        go.touch()
+
+    for only_reads in (True, False):
+        begun.unlink(missing_ok=True)
+        go.unlink(missing_ok=True)
+        dropping = threading.Thread(target=drop)
+        with transport("h1", ssh_hosts.environ()) as made:
+            made.home()
+            dropping.start()
+            lost = nullcontext() if only_reads else pytest.raises(ConnectionLost, match="the outcome is unknown")
+            with lost:
+                assert made.run(probe, timeout_s=HANG_S, only_reads=only_reads).stdout == "found\n"
+            dropping.join()
+        assert len(begun.read_text()) == (2 if only_reads else 1)
+
+
 def test_a_loss_before_the_agent_starts_is_no_fault_of_the_login_shell(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     """The login shell waits in its start file when the jump host drops the session."""
     rc, begun, go = ssh_hosts.state / "home" / ".bashrc", tmp_path / "begun", tmp_path / "go"

@@ -209,7 +209,7 @@ _ADVICE = (
         "invalid feature specification",
         "the profile's options ask for a feature that no node has; `sinfo -o %f` lists them",
     ),
-    ("invalid node name", "the profile's options name a node that is not there"),
+    ("invalid node name", "--exclude or the profile's options name a node that is not there; `sinfo -N` lists them"),
     ("invalid --time", "--time takes H:M:S"),
     (
         "requested reservation is invalid",
