@@ -27,7 +27,8 @@ from pathlib import Path
 from benchmarks.cli_start import clean_environment, cpu_ms
 from llmctl.backends import load_queue_backend
 from llmctl.backends.base import SubmittedJob
-from llmctl.runs.record import RunIndex, RunRecord, Submission
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RunRecord, Submission
 from llmctl.transport.local import LocalTransport
 
 RANKS = 64

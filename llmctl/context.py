@@ -20,16 +20,17 @@ from llmctl.terminal_text import printable
 if TYPE_CHECKING:
     from llmctl.backends.base import Backend, QueueBackend
     from llmctl.job_state import JobState
+    from llmctl.runs.index import RunIndex
     from llmctl.runs.job_status import SchedulerWatch
-    from llmctl.runs.record import RunIndex, RunRecord
+    from llmctl.runs.record import RunRecord
     from llmctl.site.profile import ClusterProfile
     from llmctl.transport.local import LocalTransport
     from llmctl.transport.protocol import Transport
 
 DEFAULT_CLUSTER = "local"
 """The cluster of users who name no cluster. Its profile comes with llmctl."""
-SECRETS_FOLDER = ".secrets"
-"""Beside the runs: every node can read and write below runs_root. Home directories may lack this property."""
+SECRETS_FOLDER = "secrets"
+"""In the user's own folder beside the runs: every node can read and write there. Home directories may lack that."""
 
 
 def say(message: str) -> None:
@@ -125,7 +126,7 @@ class Context:
     @property
     def index(self) -> RunIndex:
         """The index of this user's runs."""
-        from llmctl.runs.record import RunIndex
+        from llmctl.runs.index import RunIndex
 
         return RunIndex(self.folders.state)
 
@@ -318,14 +319,15 @@ class ClusterSession:
 def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submission: int) -> str:
     """Path of one submission's secrets on the cluster's machine. Exists until the job ends.
 
-    On this machine, secrets lie in the user's own state folder. On a cluster, they lie in a folder beside the run
-    directories that only the user can read. Each host without shared files has such a folder.
+    On this machine, secrets lie in the user's own state folder. On a cluster, they lie in the user's own folder beside
+    the run directories, to which the run has a link. Each host without shared files has such a folder.
     """
     from llmctl.backends import capabilities_of
+    from llmctl.supervisor.trust import OWN_FOLDER
 
     if capabilities_of(profile.scheduler).starts_in_place and not is_remote(profile):
         return f"{context.folders.secrets}/{run_dir.name}.{submission}"
-    return f"{run_dir.parent}/{SECRETS_FOLDER}/{run_dir.name}.{submission}"
+    return f"{run_dir}/{OWN_FOLDER}/{SECRETS_FOLDER}/{run_dir.name}.{submission}"
 
 
 def secrets_bytes(names: Sequence[str], environ: Mapping[str, str]) -> bytes:

@@ -44,7 +44,7 @@ def _cancel(context: Context, reference: str, grace_s: float) -> str:
     entry = context.index.find(reference)
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
     try:
-        record = RunRecord.load(entry.run_dir, session.transport)
+        record = RunRecord.load_own(entry.run_dir, session.transport)
     except RecordError as error:
         ended = end_without_record(entry.run_dir, session.transport, session.backend, grace_s=grace_s)
         if not ended:

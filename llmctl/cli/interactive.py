@@ -81,7 +81,7 @@ def _attach(context: Context, run: str, rank: int | None, cluster: str | None, g
         flag = _JOB_FLAGS[next(iter(given))]
         raise UsageError(f"{flag}: {entry.run_id} already has its nodes; leave {flag} out")
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
-    attachment = attach_to_run(RunRecord.load(entry.run_dir, session.transport), session, rank)
+    attachment = attach_to_run(RunRecord.load_own(entry.run_dir, session.transport), session, rank)
     if attachment.warning:
         say(attachment.warning)
     return _enter(attach_session(context, session.profile, attachment))

@@ -44,6 +44,7 @@ def resume(
     context: Context = ctx.obj
     entry = context.index.find(run)
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+    RunRecord.load_own(entry.run_dir, session.transport)
     with nullcontext() if dry_run else session.transport.lock(f"{entry.run_dir}/.lock"):
         record = RunRecord.load(entry.run_dir, session.transport)
         if not dry_run:

@@ -14,7 +14,7 @@ from llmctl.durations import clock, duration_text
 from llmctl.errors import SchedulerError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.survey import RunSurvey, has_finished
-from llmctl.runs.record import IndexEntry
+from llmctl.runs.index import IndexEntry
 from llmctl.runs.scheduler_query import INTERVAL_S
 from llmctl.runs.view import RunView
 from llmctl.terminal_text import printable

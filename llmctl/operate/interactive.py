@@ -23,6 +23,7 @@ from llmctl.submit.render import interactive_script
 from llmctl.submit.request import AskedJob, build_request, image_of, job_python, node_size
 from llmctl.submit.resolve import Flag, job_section, job_spec, resolve
 from llmctl.submit.snapshot import store_supervisor, store_trainer
+from llmctl.supervisor.trust import OWN_FOLDER
 from llmctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
     transport = context.connect(profile)
     request = _request(context, ClusterSession(profile, transport, load_queue_backend(profile.scheduler)), flags)
     warning = check_container_runtime(profile, context, transport, request)
+    code = _code(profile, transport)
     container = _without_import(request.container, transport)
     script = interactive_script(
         profile,
@@ -89,9 +91,10 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         _python(profile, context, container),
         on_cpu=not request.gpus_per_node,
         resource_type=request.resource_type,
-        env=tuple(_code_variables(context, profile, transport).items()),
+        env=tuple(code_variables(str(code), {} if is_remote(profile) else context.environment).items()),
         container=container,
         supervisor_dir=_supervisor(profile, transport) if container is not None else None,
+        own_dir=code.parents[1],
     )
     # The script itself enters the other runtimes, after loading the modules that they may need.
     inside = container if container is not None and container.runtime == "pyxis" else None
@@ -119,6 +122,7 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
         env=tuple(attachment.variables.items()),
         container=container,
         supervisor_dir=attachment.record.run_dir / "code" / "supervisor",
+        own_dir=attachment.record.run_dir / OWN_FOLDER,
     )
     transport = context.connect(profile)
     proof = None
@@ -237,14 +241,13 @@ def _without_import(container: ContainerPlan | None, transport: Transport) -> Co
     return container if facts.kind == "file" else replace(container, imported=None)
 
 
-def _code_variables(context: Context, profile: ClusterProfile, transport: Transport) -> dict[str, str]:
-    """Variables with which jobs find the trainer; makes the code snapshot if missing."""
+def _code(profile: ClusterProfile, transport: Transport) -> Path:
+    """Folder with the trainer that jobs use; makes the code snapshot if missing."""
     root = Path(str(profile.runs_root))
     try:
-        code = store_trainer(root, transport)
+        return store_trainer(root, transport)
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
-    return code_variables(str(code), {} if is_remote(profile) else context.environment)
 
 
 def _supervisor(profile: ClusterProfile, transport: Transport) -> Path:

@@ -11,9 +11,10 @@ from llmctl.durations import duration_text
 from llmctl.errors import LlmctlError, RecordError, SchedulerError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import DetailsMemory
+from llmctl.runs.index import IndexEntry
 from llmctl.runs.job_status import SchedulerWatch
 from llmctl.runs.observe import observe_runs
-from llmctl.runs.record import IndexEntry, RecordAbsent, RunRecord
+from llmctl.runs.record import RecordAbsent, RunRecord
 from llmctl.runs.record import load_records as load_run_records
 from llmctl.runs.view import RunView
 

@@ -55,6 +55,7 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
         python,
         on_cpu=True,
         env=tuple(variables.items()),
+        own_dir=code.parents[1],
     )
     argv = ["bash", "-c", script, "bash", python, "-m", "trainer", *words]
     return transport.run_interactive(argv, cwd=None if remote else os.fspath(context.cwd))

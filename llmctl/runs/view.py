@@ -94,7 +94,9 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         name=record.name,
         cluster=record.cluster,
         state=verdict.state,
-        detail="; ".join(part for part in (verdict.detail, *_warnings(facts), _skipped(metrics)) if part),
+        detail="; ".join(
+            part for part in (owned_by(record), verdict.detail, *_warnings(facts), _skipped(metrics)) if part
+        ),
         attempt=attempt.number if attempt is not None else None,
         nodes=record.job.get("nodes"),
         iteration=iteration,
@@ -116,6 +118,11 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         skipped_iterations=_integer(row, "skipped_iterations"),
         nan_iterations=_integer(row, "nan_iterations"),
     )
+
+
+def owned_by(record: RunRecord) -> str:
+    """Words for a run of another user; else empty."""
+    return f"a run of {record.owner}" if record.owner else ""
 
 
 def _warnings(facts: RunFacts) -> tuple[str, ...]:

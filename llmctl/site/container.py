@@ -124,4 +124,5 @@ def _imported(image: str, profile: ClusterProfile) -> str | None:
     if is_file(image) or (folder is None and runtime == "pyxis"):
         return None
     suffix = "sqsh" if runtime in ("pyxis", "enroot") else "sif"
-    return f"{folder or f'{profile.runs_root}/.images'}/{re.sub(r'[^A-Za-z0-9._-]+', '+', image)}.{suffix}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "+", image.removeprefix("docker://"))
+    return f"{folder or f'{profile.runs_root}/.images'}/{name}.{suffix}"

@@ -7,7 +7,7 @@ from llmctl.site.container import on_host
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.config_checks import data_prefixes, read_paths, written_paths
-from llmctl.submit.request import CACHE_FOLDER, RunLayout
+from llmctl.submit.request import RunLayout
 from trainer.config.train_config import TrainConfig
 
 
@@ -24,10 +24,10 @@ def own_mounts(
     """
     run_dir, shown = layout.run_dir, (*profile.container.mounts, *spec.mounts)
     written, read = _used_by(config) if config is not None else ([], [])
-    written = [*_unshown(written, shown), f"{run_dir.parent}/{CACHE_FOLDER}"]
+    written = _unshown(written, shown)
     places = [layout.working_dir] if spec.command and layout.working_dir != run_dir else []
-    places += [layout.secrets_file.parent] if layout.secrets_file is not None else []
-    needed = (str(run_dir), f"{run_dir.parent}/.code", *written, *_unshown(read, shown), *map(str, places))
+    # The folder of the runs: the run's code, caches and secrets lie beside the run.
+    needed = (str(run_dir.parent), *written, *_unshown(read, shown), *map(str, places))
     return tuple(dict.fromkeys(needed)), tuple(written)
 
 

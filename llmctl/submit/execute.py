@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, cast
 from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, RecordError, SchedulerError, SubmissionLost
-from llmctl.runs.record import RunIndex, RunRecord, Submission
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RunRecord, Submission
 from llmctl.runs.scheduler_query import RetryPolicy, find_job, last_line
 from llmctl.submit.checks import runs_root_problem
 from llmctl.submit.environment_checks import check_container_runtime
@@ -67,15 +68,19 @@ def execute_plan(plan: Plan, context: Context) -> RunRecord:
     if job.is_remote:
         transport = transport_for(transport, job.request.hosts)
     _check_software(job, context, transport)
+    root = str(plan.record.run_dir.parent)
     submission = Submission(plan.number, transport.now(), hosts=job.request.hosts)
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
     try:
         files = _files(plan, context)
+        own, note = transport.make_own_folder(root)
+        if note:
+            context.tell(note)
         if plan.is_new:
             _make_run_dir(str(plan.record.run_dir), transport)
         try:  # any interruption, Ctrl-C included, leaves nothing behind
-            record = _write(plan, submission, files, transport)
+            record = _write(plan, submission, files, transport, own)
             index.add(record)
         except BaseException:
             undo()
@@ -96,7 +101,7 @@ def execute_plan(plan: Plan, context: Context) -> RunRecord:
     except OSError as error:
         problem = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
         raise profile_error(context, job.profile, [runs_root_problem(job.profile, context.folders, problem)]) from None
-    record = record.with_submission(replace(submission, jobs=jobs))
+    record = record.with_submission(replace(record.submissions[-1], jobs=jobs))
     index.add(record)  # before the record: the index is local, while the connection to the record may be lost
     _save(record, transport)
     return record
@@ -164,23 +169,24 @@ def _make_run_dir(run_dir: str, transport: Transport) -> None:
         raise RecordError(f"{run_dir} exists already; submit again for another run id") from None
 
 
-def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], transport: Transport) -> RunRecord:
+def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], transport: Transport, own: str) -> RunRecord:
     """Fill the run directory.
 
     The record comes last: it makes the directory a run.
     """
     record = plan.record
-    from llmctl.submit.snapshot import link_supervisor, send_code
+    from llmctl.submit.snapshot import checksums_of, link_supervisor, send_code, sent_before
 
     if plan.is_new:
-        address = send_code(record.run_dir, plan.user_code, transport, with_trainer=not plan.installed)
-        record = replace(record, code={**record.code, "trainer": address})
+        sent = send_code(record.run_dir, plan.user_code, transport, own, with_trainer=not plan.installed)
+        record, code = replace(record, code={**record.code, "trainer": sent.trainer}), sent.checksums
     else:
-        link_supervisor(record.run_dir, transport)
+        code = sent_before(record, transport) | link_supervisor(record.run_dir, transport, own)
     for folder in plan.job.new_folders:
         transport.make_folder(folder)
-    record = record.with_submission(submission)
-    transport.write_files([*files, FileWrite(f"{record.run_dir}/run.json", record.as_json())])
+    sums, digest = checksums_of(record.run_dir, submission.number, code, files)
+    record = record.with_submission(replace(submission, contents=digest))
+    transport.write_files([*files, sums, FileWrite(f"{record.run_dir}/run.json", record.as_json())])
     return record
 
 

@@ -28,7 +28,7 @@ from llmctl.errors import ConfigFileError
 from llmctl.paths import BUNDLED, UserFolders, search_path
 from llmctl.site.container import ContainerPlan
 from llmctl.site.profile import ClusterProfile, expand_home
-from llmctl.submit.request import CACHE_FOLDER, JobPlan
+from llmctl.submit.request import JobPlan
 from llmctl.supervisor.settings import JobSettings
 
 OWN_VARIABLES = frozenset(
@@ -39,6 +39,7 @@ OWN_VARIABLES = frozenset(
             "LLMCTL_ATTEMPT",
             "LLMCTL_ATTEMPT_DIR",
             "LLMCTL_HOSTFILE",
+            "LLMCTL_USER_DIR",
             "LLMCTL_PYTHON",
         ),
         *("LLMCTL_NODE", "LLMCTL_MASTER_PORT", "LLMCTL_ENVIRONMENT", "LLMCTL_GPUS"),
@@ -157,7 +158,7 @@ def render(job: JobPlan, *, template: Mapping[str, str] | None = None) -> Render
         "secrets": spec.secrets,
         # Our variables and secrets win over variables of the same name.
         "env": [(name, value) for name, value in environment.items() if name not in {*OWN_VARIABLES, *spec.secrets}],
-        "cache_root": _cache_root(profile, job.backend.capabilities),
+        "has_own_caches": _has_own_caches(job.backend.capabilities),
     }
     script = _fill(job.folders, job.backend.template, variables, template)
     return RenderedJob(script, layout.run_dir / "job.sh", commands, _settings(job, stop_after_s))
@@ -216,6 +217,7 @@ def interactive_script(
     env: tuple[tuple[str, str], ...] = (),
     container: ContainerPlan | None = None,
     supervisor_dir: Path | None = None,
+    own_dir: Path | None = None,
 ) -> str:
     """Script that runs its arguments, or else a shell, in the environment of a cluster's jobs.
 
@@ -230,6 +232,7 @@ def interactive_script(
         env: further variables, such as the run's own.
         container: container of the script. pyxis runs the script inside; the script itself enters other containers.
         supervisor_dir: the supervisor on the cluster's machine, which may have to import an image first.
+        own_dir: the user's own folder beside the runs, for caches; None: caches are where the user has them.
     """
     environment = job_environment(profile, resource_type, on_cpu=on_cpu) | dict(env)
     variables = {
@@ -240,14 +243,15 @@ def interactive_script(
         "supervisor_dir": supervisor_dir,
         "python_dir": Path(python).parent,
         "env": list(environment.items()),
-        "cache_root": _cache_root(profile, capabilities_of(profile.scheduler)),
+        "has_own_caches": own_dir is not None and _has_own_caches(capabilities_of(profile.scheduler)),
+        "own_dir": own_dir,
     }
     return _fill(folders, "interactive.sh.j2", variables)
 
 
 def environment_script(profile: ClusterProfile, folders: UserFolders) -> str:
     """Script that runs its arguments in the software environment of a cluster's jobs; exits with their status."""
-    variables = {**_software(profile, folders), "env": list(profile.env.items()), "cache_root": None}
+    variables = {**_software(profile, folders), "env": list(profile.env.items()), "has_own_caches": False}
     return _fill(folders, "environment.sh.j2", variables)
 
 
@@ -258,9 +262,9 @@ def job_environment(profile: ClusterProfile, resource_type: str | None, *, on_cp
     return {**(_CPU_ENVIRONMENT if on_cpu else {}), **profile.env, **own}
 
 
-def _cache_root(profile: ClusterProfile, capabilities: Capabilities) -> str | None:
-    """Folder of the jobs' caches; None on this machine, where jobs use the user's own caches."""
-    return None if capabilities.starts_in_place else f"{profile.runs_root}/{CACHE_FOLDER}"
+def _has_own_caches(capabilities: Capabilities) -> bool:
+    """True if jobs have caches beside the runs; jobs on this machine use the user's other caches."""
+    return not capabilities.starts_in_place
 
 
 def _software(profile: ClusterProfile, folders: UserFolders) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, expand_home
 from trainer.config.train_config import TrainConfig
 
-CACHE_FOLDER = ".cache"
 """Beside the runs: the caches shared by all runs of a user."""
 
 

@@ -1,23 +1,29 @@
 """Code of a run: llmctl's own trainer and supervisor, and a snapshot of the user's project.
 
-Our own code is content-addressed: ``<runs_root>/.code/<user>/<sha256>/{trainer,csrc}`` and ``<sha256>/supervisor``,
-written once and linked from every run that uses it. Each user of a shared runs_root has a folder that nobody else can
-write to, because a run executes what is in it. Transport.put_tree writes aside and renames, so that nobody sees half a
-snapshot.
+Our own code is content-addressed: ``<runs_root>/.llmctl-<uid>/code/<sha256>/{trainer,csrc}`` and
+``<sha256>/supervisor``, written once and linked from every run that uses it. Each user of a shared runs_root has such a
+folder, which nobody else can write to or rename, because a run executes what is in it. Transport.put_tree writes aside
+and renames, so that nobody sees half a snapshot.
 """
 
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.errors import ConfigFileError
 from llmctl.paths import BUNDLED, PACKAGE, TRAINER
+from llmctl.runs.record import RunRecord
+from llmctl.supervisor.trust import OWN_FOLDER, checksums_bytes, checksums_file, parse_checksums
+from llmctl.transport.file_reads import FileRead
+from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.protocol import Transport
 
 LIMIT_MB = 50
+_MOST_BYTES = 1 << 26
+"""Of a file of checksums: half a million files."""
 _NEVER = frozenset({"__pycache__", ".git"})
 _GIT_TIMEOUT_S = 60
 
@@ -37,46 +43,101 @@ class UserCode:
     diff: str | None = None
 
 
-def send_code(run_dir: Path, user_code: UserCode | None, transport: Transport, *, with_trainer: bool) -> str | None:
+@dataclass(frozen=True)
+class SentCode:
+    """Code in a run directory.
+
+    Attributes:
+        trainer: content address of the trainer's snapshot; None without a snapshot.
+        checksums: name below the run directory -> sha256 of each file.
+    """
+
+    trainer: str | None
+    checksums: Mapping[str, str]
+
+
+def send_code(
+    run_dir: Path, user_code: UserCode | None, transport: Transport, own: str, *, with_trainer: bool
+) -> SentCode:
     """Fill ``<run_dir>/code`` of a new run: the user's project, and links to the supervisor and the trainer.
 
     Args:
         run_dir: of the run, which exists.
         user_code: the user's project; None without ``job.code``.
         transport: to the machine of the run.
+        own: name of the user's own folder beside the runs, which exists.
         with_trainer: False to leave out our own trainer.
-
-    Returns:
-        The content address of the trainer's snapshot; None without a snapshot.
 
     Raises:
         OSError: the code cannot be written.
     """
     trees = [_supervisor_code(), *([_trainer_code()] if with_trainer else [])]
-    own = _own_folder(run_dir.parent, transport)
-    folders = [own / digest(files) for files in trees]
-    links: dict[str, str] = {}
-    for folder, files in zip(folders, trees, strict=True):
-        links |= _links(run_dir, folder, files)
-    for folder, files in zip(folders, trees, strict=True):
-        transport.put_tree(str(folder), files)
+    links = {f"{run_dir}/{OWN_FOLDER}": f"../{own}"}
+    sums: dict[str, str] = {}
+    address = None
+    for files in trees:
+        found = _checksums(files)
+        address = _address(found)
+        links |= _links(run_dir, address, files)
+        sums |= found
+        transport.put_tree(f"{run_dir.parent}/{own}/code/{address}", files)
+    project = {name: path for path, name in user_code.files} if user_code is not None else {}
     if user_code is None:
-        transport.make_folder(f"{run_dir}/code/user")
+        transport.make_folder(f"{run_dir}/code/user", mode=0o755)
     else:
-        transport.put_tree(f"{run_dir}/code/user", {name: path for path, name in user_code.files})
+        transport.put_tree(f"{run_dir}/code/user", project)
+    sums |= {f"user/{name}": found for name, found in _checksums(project).items()}
     transport.link(links)
-    return folders[1].name if with_trainer else None
+    return SentCode(address if with_trainer else None, {f"code/{name}": found for name, found in sums.items()})
 
 
-def link_supervisor(run_dir: Path, transport: Transport) -> None:
+def link_supervisor(run_dir: Path, transport: Transport, own: str) -> dict[str, str]:
     """Link a resumed run to the supervisor of this llmctl, which fits the new job.sh.
+
+    Returns:
+        Name below the run directory -> sha256 of each file of the supervisor.
 
     Raises:
         OSError: the supervisor cannot be written.
     """
     files = _supervisor_code()
-    folder = _store(run_dir.parent, files, transport)
-    transport.link(_links(run_dir, folder, files))
+    found = _checksums(files)
+    transport.put_tree(f"{run_dir.parent}/{own}/code/{_address(found)}", files)
+    transport.link({f"{run_dir}/{OWN_FOLDER}": f"../{own}", **_links(run_dir, _address(found), files)})
+    return {f"code/{name}": value for name, value in found.items()}
+
+
+def sent_before(record: RunRecord, transport: Transport) -> dict[str, str]:
+    """Checksums of the code that earlier submissions of a run have sent, except those of the supervisor.
+
+    Empty for a run of an older llmctl, which kept no checksums.
+    """
+    last = record.submissions[-1] if record.submissions else None
+    if last is None or last.contents is None:
+        return {}
+    (part,) = transport.read_parts([FileRead(checksums_file(str(record.run_dir), last.number), limit=_MOST_BYTES)])
+    before = parse_checksums(part.data) if part is not None else []
+    kept = ("code/trainer/", "code/csrc/", "code/user/")
+    return {name: found for found, name in before if name.startswith(kept)}
+
+
+def checksums_of(
+    run_dir: Path, submission: int, code: Mapping[str, str], files: Sequence[FileWrite]
+) -> tuple[FileWrite, str]:
+    """The file of checksums of all that a job runs, and its own sha256.
+
+    Args:
+        run_dir: of the run.
+        submission: number of the submission.
+        code: name below the run directory -> sha256.
+        files: of the run directory; files elsewhere, such as secrets, are left out.
+    """
+    sums = dict(code)
+    for file in files:
+        if file.path.startswith(f"{run_dir}/") and file.path.count("/") == str(run_dir).count("/") + 1:
+            sums[file.path.rpartition("/")[2]] = hashlib.sha256(file.data).hexdigest()
+    data = checksums_bytes(sums)
+    return FileWrite(checksums_file(str(run_dir), submission), data), hashlib.sha256(data).hexdigest()
 
 
 def store_trainer(runs_root: Path, transport: Transport) -> Path:
@@ -97,31 +158,28 @@ def store_supervisor(runs_root: Path, transport: Transport) -> Path:
     return _store(runs_root, _supervisor_code(), transport) / "supervisor"
 
 
-def digest(files: dict[str, Path]) -> str:
-    """sha256 over names and contents."""
-    total = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return total.hexdigest()
-
-
 def _store(runs_root: Path, files: dict[str, Path], transport: Transport) -> Path:
-    folder = _own_folder(runs_root, transport) / digest(files)
+    own, _ = transport.make_own_folder(str(runs_root))
+    folder = runs_root / own / "code" / _address(_checksums(files))
     transport.put_tree(str(folder), files)
     return folder
 
 
-def _own_folder(runs_root: Path, transport: Transport) -> Path:
-    """The folder of this user's code, which nobody else can write to."""
-    own = runs_root / ".code" / (Path(transport.home()).name or "root")
-    transport.make_own_folder(str(own))
-    return own
+def _checksums(files: Mapping[str, Path]) -> dict[str, str]:
+    """sha256 of each file, by name."""
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())}
 
 
-def _links(run_dir: Path, folder: Path, files: dict[str, Path]) -> dict[str, str]:
+def _address(checksums: Mapping[str, str]) -> str:
+    """Content address: sha256 over names and contents."""
+    lines = (f"{name}\0{found}\n" for name, found in checksums.items())
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _links(run_dir: Path, address: str, files: Mapping[str, Path]) -> dict[str, str]:
     """Links from ``<run_dir>/code`` to stored code, relative so that runs_root can move: path -> target."""
     names = dict.fromkeys(name.partition("/")[0] for name in files)
-    return {f"{run_dir}/code/{name}": f"../../.code/{folder.parent.name}/{folder.name}/{name}" for name in names}
+    return {f"{run_dir}/code/{name}": f"../{OWN_FOLDER}/code/{address}/{name}" for name in names}
 
 
 def _trainer_code() -> dict[str, Path]:
@@ -168,6 +226,9 @@ def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
             f"job.code: {megabytes:.0f} MB in {len(named)} files, above the limit of {LIMIT_MB} MB; "
             "name only the code, or let git ignore the rest"
         )
+    broken = next((name for name in named if "\n" in name), None)
+    if broken is not None:
+        raise ConfigFileError(f"job.code: {broken!r} has a line break in its name; rename the file")
     commit = next((commit for commit in commits if commit), None)
     diff = state.hexdigest() if state.digest() != hashlib.sha256().digest() else None
     return UserCode(tuple((path, name) for name, path in sorted(named.items())), commit, diff)

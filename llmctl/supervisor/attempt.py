@@ -11,6 +11,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from . import processes
 from .settings import JobSettings
+from .trust import TrustError, check_file
 
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 65536
@@ -170,13 +171,17 @@ def read_secrets(job: JobSettings) -> Dict[str, str]:
     """Names and values of the secrets, from a file of NAME NUL VALUE NUL.
 
     Raises:
-        AttemptError: this node does not see the file.
+        AttemptError: this node does not see the file, or another user has made it.
     """
     if job.secrets_file is None:
         return {}
     try:
+        if os.path.lexists(job.secrets_file):
+            check_file(job.secrets_file)
         with open(job.secrets_file, "rb") as file:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    except TrustError as error:
+        raise AttemptError(str(error)) from None
     except OSError:
         if job.secrets_are_read_once:
             raise AttemptError("the file of the secrets is gone; submit again") from None

@@ -12,6 +12,7 @@ from .attempt import Attempt, read_secrets
 from .ends import part_name, write_end
 from .settings import JobSettings
 from .signals import Signals
+from .trust import OWN_FOLDER
 
 _POLL_S = 1.0
 _SURVIVED = (
@@ -96,6 +97,7 @@ def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
         "LLMCTL_ATTEMPT": str(attempt),
         "LLMCTL_ATTEMPT_DIR": folder,
         "LLMCTL_HOSTFILE": f"{folder}/hostfile",
+        "LLMCTL_USER_DIR": os.path.realpath(f"{job.run_dir}/{OWN_FOLDER}"),
         "NNODES": str(job.nodes),
     }
 

@@ -26,6 +26,7 @@ from .peers import Peers
 from .rendezvous import reserve_port
 from .settings import JobSettings
 from .signals import Signals
+from .trust import TrustError, check_submission
 from .watch import Watch
 
 _LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_")
@@ -126,9 +127,16 @@ class Supervisor:
         """Create the attempt, run the launch line and record the end; returns the exit code.
 
         Raises:
-            AttemptError: the attempt cannot be created, or another job owns the submission.
+            AttemptError: the attempt cannot be created, or another job owns the submission; or another user has made or
+                may change what the job runs.
         """
         job, options = self._job, self._options
+        if os.path.dirname(options.job) != job.run_dir:
+            raise AttemptError(f"nothing is started: {options.job} is of another run, {job.run_id}")
+        try:
+            check_submission(job.run_dir, job.submission)
+        except TrustError as error:
+            raise AttemptError(f"nothing of {job.run_id} is started: {error}") from None
         if job.hosts:
             attempt = attempt_on_machine(job, self._node)
             if self._node > 0:

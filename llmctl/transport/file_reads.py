@@ -6,29 +6,41 @@ another machine can answer the call with one command. The local transport calls 
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from llmctl.supervisor import trust
 
 DEFAULT_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True)
 class FileRead:
-    """Request for at most ``limit`` bytes of ``path`` from ``offset``; a negative offset counts from the end."""
+    """Request for at most ``limit`` bytes of ``path`` from ``offset``; a negative offset counts from the end.
+
+    With ``asks_owner``, the answer names another user who owns the file or its folder.
+    """
 
     path: str
     offset: int = 0
     limit: int = DEFAULT_LIMIT
+    asks_owner: bool = False
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """Bytes read, their offset, and the size of the whole file at that moment."""
+    """Bytes read, their offset, and the size of the whole file at that moment.
+
+    ``owner`` is another user who owns the file or its folder, if asked; empty for this user and root.
+    """
 
     data: bytes
     offset: int
     size: int
+    owner: str = field(default="", compare=False)
 
     @property
     def end(self) -> int:
@@ -46,13 +58,25 @@ def read_parts(reads: Sequence[FileRead]) -> list[FilePart | None]:
 
 def _read_part(read: FileRead) -> FilePart | None:
     try:
-        with Path(read.path).open("rb") as file:
+        # A pipe in the place of a file would keep its reader waiting.
+        descriptor = os.open(read.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                return None
             size = file.seek(0, 2)
             offset = max(0, size + read.offset) if read.offset < 0 else min(read.offset, size)
             file.seek(offset)
-            return FilePart(file.read(read.limit), offset, size)
+            owner = _other_owner(read.path, facts.st_uid) if read.asks_owner else ""
+            return FilePart(file.read(read.limit), offset, size, owner)
     except OSError:
         return None
+
+
+def _other_owner(path: str, uid: int) -> str:
+    """Name of another user who owns a file, or its folder; else empty."""
+    owners = (uid, Path(path).parent.stat().st_uid)
+    return next((trust.user_name(one) for one in owners if not trust.is_trusted_owner(one)), "")
 
 
 def list_names(directories: Sequence[str]) -> list[list[str]]:

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmctl.supervisor import trust
+
 
 @dataclass(frozen=True)
 class FileWrite:
@@ -57,36 +59,72 @@ def write_files(files: Sequence[FileWrite]) -> None:
 
 
 def make_folder(path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
-    """Make a folder and its parents; the parents get their mode from the umask.
+    """Make a folder and its parents, all of this mode less the umask.
 
     Raises:
         FileExistsError: ``exclusive`` is set and the path exists.
         OSError: the folder cannot be made.
     """
     folder = Path(path)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_parents(str(folder.parent), mode)
     folder.mkdir(mode=mode, exist_ok=not exclusive)
 
 
-def make_own_folder(path: str) -> None:
-    """Make a folder of this user alone, mode 0700, unless it exists and is one.
+def make_own_folder(runs_root: str, name: str | None = None) -> tuple[str, str]:
+    """Make the folder of this user alone beside the runs, mode 0700, unless it exists and is one.
 
-    A parent that is made here admits the users whom its own parent admits, whatever the umask, and none of them can
-    rename a folder of another one.
+    A job runs the code in it. If others may write to ``runs_root``, which belongs to this user, the folder gets the
+    sticky bit: without the bit, others could rename what is in it.
+
+    Args:
+        runs_root: folder of the runs; made if missing.
+        name: of the folder; None: a name of this machine's user.
+
+    Returns:
+        The folder's name, and a sentence if the sticky bit was missing; else empty.
 
     Raises:
-        OSError: the folder cannot be made; or it is a link, belongs to another user, or others may write to it.
+        OSError: the folder cannot be made; or it is a link, belongs to another user, or others may write to it; or
+            others can rename what is in ``runs_root``, which belongs to another user.
     """
-    folder = Path(path)
-    folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        folder.parent.mkdir(mode=0o700)
-        folder.parent.chmod(stat.S_IMODE(folder.parent.parent.stat().st_mode) | stat.S_ISVTX)
+    root = Path(runs_root)
+    is_new = not root.is_dir()
+    root.mkdir(parents=True, exist_ok=True)
+    mode = root.stat().st_mode
+    is_open = mode & trust.OTHERS_WRITE and not mode & stat.S_ISVTX
+    note = _close_root(root) if is_open else ""
+    folder = root / (name or f".llmctl-{os.geteuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "is not a folder that only you can write to; have it removed", path)
+    try:
+        trust.check_folder(str(folder))
+    except trust.TrustError as error:
+        raise PermissionError(errno.EPERM, f"{error}; have it removed") from None
+    return folder.name, "" if is_new else note
+
+
+def _close_root(root: Path) -> str:
+    """Keep others from renaming what is in a folder; returns a sentence if that was possible before."""
+    try:
+        trust.check_root(str(root))
+    except trust.TrustError as error:
+        facts = root.stat()
+        if facts.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, str(error)) from None
+        root.chmod(stat.S_IMODE(facts.st_mode) | stat.S_ISVTX)
+        return f"{root} now has the sticky bit: others may write there, and could have renamed your runs"
+    return ""
+
+
+def make_parents(folder: str, mode: int = 0o755) -> None:
+    """Make a folder and its parents; by default only their owner can write to them, whatever the umask.
+
+    Raises:
+        OSError: a folder cannot be made.
+    """
+    missing = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=mode, exist_ok=True)
 
 
 def remove(paths: Sequence[str]) -> None:
@@ -163,9 +201,9 @@ def new_folder(folder: str) -> Iterator[str | None]:
         yield None
         return
     with naming_full(folder):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(str(target.parent))
         aside = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
-        aside.mkdir()
+        aside.mkdir(mode=0o755)
         try:
             yield str(aside)
             try:
@@ -198,14 +236,25 @@ def _extract(archive: str, folder: Path) -> None:
 
     with tarfile.open(archive) as opened:
         for member in opened:
-            place = folder / member.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            content = opened.extractfile(member)
+            place = place_below(folder, member.name)
+            make_parents(str(place.parent))
+            content = opened.extractfile(member) if member.isreg() else None
             if content is None:
                 raise OSError(errno.EINVAL, "is not a plain file", member.name)
-            with content, place.open("wb") as file:
+            with content, place.open("xb") as file:
                 shutil.copyfileobj(content, file)
-            place.chmod(member.mode & 0o777)
+            place.chmod(member.mode & 0o755)
+
+
+def place_below(folder: Path, name: str) -> Path:
+    """Path of a file below a folder.
+
+    Raises:
+        OSError: the name leads out of the folder.
+    """
+    if not name or name.startswith("/") or "\0" in name or os.pardir in name.split("/"):
+        raise OSError(errno.EINVAL, "leads out of the folder", name)
+    return folder / name
 
 
 def _write(file: FileWrite) -> None:

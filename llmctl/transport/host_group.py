@@ -214,9 +214,19 @@ class HostGroup:
         if own:
             self._everywhere(lambda transport: transport.remove(own))
 
-    def make_own_folder(self, path: str) -> None:
-        """See file_writes."""
-        self._change(path, lambda transport: transport.make_own_folder(path))
+    def make_own_folder(self, runs_root: str, name: str | None = None) -> tuple[str, str]:
+        """See file_writes. The folder has the same name on all hosts."""
+        made, note = self._one().transport.make_own_folder(runs_root, name)
+        if not self._is_common(runs_root):
+            self._everywhere(lambda transport: transport.make_own_folder(runs_root, made))
+        return made, note
+
+    def why_distrusted(self, run_dir: str, contents: tuple[int, str] | None = None) -> str:
+        """See llmctl.supervisor.trust; the first reason of any host."""
+        if self._is_common(run_dir):
+            return self._look(lambda transport: transport.why_distrusted(run_dir, contents))
+        reasons = self._answers(lambda transport: transport.why_distrusted(run_dir, contents))
+        return next(filter(None, reasons), "")
 
     def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
         """See llmctl.transport.protocol."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.errors import ProgramMissing, RecordError, SchedulerError
+from llmctl.supervisor import trust
 from llmctl.transport import commands, file_reads, file_writes, processes
 from llmctl.transport.processes import ProcessIdentity
 from llmctl.transport.protocol import CommandResult, program_of
@@ -34,6 +35,7 @@ class LocalTransport:
     write_files = staticmethod(file_writes.write_files)
     make_folder = staticmethod(file_writes.make_folder)
     make_own_folder = staticmethod(file_writes.make_own_folder)
+    why_distrusted = staticmethod(trust.why_distrusted)
     remove = staticmethod(file_writes.remove)
     link = staticmethod(file_writes.link)
     inspect_processes = staticmethod(processes.inspect)
@@ -103,9 +105,10 @@ class LocalTransport:
         """
         with file_writes.new_folder(folder) as aside:
             for name, path in files.items() if aside is not None else ():
-                place = Path(str(aside), name)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, place)
+                place = file_writes.place_below(Path(str(aside)), name)
+                file_writes.make_parents(str(place.parent))
+                shutil.copyfile(path, place)
+                place.chmod(path.stat().st_mode & 0o755)
 
     def lock(self, path: str) -> AbstractContextManager[None]:
         """Hold a lock file; the kernel releases the lock when this process ends in any way (flock(2)).

@@ -95,8 +95,11 @@ class Transport(Protocol):
     def make_folder(self, path: str, *, mode: int = 0o777, exclusive: bool = False) -> None:
         """See file_writes."""
 
-    def make_own_folder(self, path: str) -> None:
-        """See file_writes: a folder that only this user can write to."""
+    def make_own_folder(self, runs_root: str, name: str | None = None) -> tuple[str, str]:
+        """See file_writes: the folder beside the runs that only this user can write to; its name, and a note."""
+
+    def why_distrusted(self, run_dir: str, contents: tuple[int, str] | None = None) -> str:
+        """See llmctl.supervisor.trust."""
 
     def remove(self, paths: Sequence[str]) -> None:
         """See file_writes."""

@@ -3,11 +3,12 @@
 LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
 fail() { echo "llmctl: $*" >&2; exit 1; }
 
-# The scheduler, and the launcher on every node, start this script without a part. The script starts llmctl's supervisor, a
-# Python program in the run directory, which starts the parts below: "launch" on the first node, "rank" on every node. The
-# supervisor numbers the attempt, keeps logs, forwards signals and secrets, ends leftover processes and writes exit.json.
+# Started without a part, by the scheduler and on every node by the launcher, this script starts llmctl's supervisor, a Python program.
+# The supervisor starts the parts "launch" (first node) and "rank" (every node), keeps logs, forwards signals and writes exit.json.
 part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
+    wrong=$(find -H "$LLMCTL_RUN_DIR"{,/job.json,/code/supervisor/,/code/supervisor/*} -maxdepth 0 \( ! -uid 0 ! -uid "$EUID" -o -perm /022 \) -printf '%p is of %u, mode %m' -quit)
+    [[ -z $wrong ]] || fail "nothing of $LLMCTL_RUN_ID is started, because only you and root may write to what it starts: $wrong"
     for python in python3 /usr/libexec/platform-python /usr/bin/python3; do
         if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
             exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$$" "$@"

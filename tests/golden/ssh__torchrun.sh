@@ -4,11 +4,12 @@
 LLMCTL_RUN_ID=gpt-261121-101500-ab12 LLMCTL_RUN_DIR=/runs/gpt-261121-101500-ab12
 fail() { echo "llmctl: $*" >&2; exit 1; }
 
-# The scheduler, and the launcher on every node, start this script without a part. The script starts llmctl's supervisor, a
-# Python program in the run directory, which starts the parts below: "launch" on the first node, "rank" on every node. The
-# supervisor numbers the attempt, keeps logs, forwards signals and secrets, ends leftover processes and writes exit.json.
+# Started without a part, by the scheduler and on every node by the launcher, this script starts llmctl's supervisor, a Python program.
+# The supervisor starts the parts "launch" (first node) and "rank" (every node), keeps logs, forwards signals and writes exit.json.
 part=${1-}
 if [[ $part != launch && $part != rank && $part != inside ]]; then
+    wrong=$(find -H "$LLMCTL_RUN_DIR"{,/job.json,/code/supervisor/,/code/supervisor/*} -maxdepth 0 \( ! -uid 0 ! -uid "$EUID" -o -perm /022 \) -printf '%p is of %u, mode %m' -quit)
+    [[ -z $wrong ]] || fail "nothing of $LLMCTL_RUN_ID is started, because only you and root may write to what it starts: $wrong"
     for python in python3 /usr/libexec/platform-python /home/ada/venv/bin/python; do
         if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
             exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$$" "$@"
@@ -45,11 +46,8 @@ cd "$LLMCTL_RUN_DIR/code" || exit 1
 set -- /home/ada/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank "$NODE_RANK" --nproc-per-node 8 \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --rdzv-id "$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" --max-restarts 0 \
     --log-dir "$LLMCTL_ATTEMPT_DIR/torchrun" -m trainer pretrain --config "$LLMCTL_RUN_DIR/config.yaml"
-if [[ /runs/.cache != "$HOME"/* ]]; then
-    export LLMCTL_CACHE_DIR=${LLMCTL_CACHE_DIR:-/runs/.cache/llmctl} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/runs/.cache/triton}
-    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-/runs/.cache/torch_extensions}
-    [[ -n ${HF_HOME-}${XDG_CACHE_HOME-} || -d $HOME/.cache/huggingface ]] || export HF_HOME=/runs/.cache/huggingface
-fi
+[[ $LLMCTL_USER_DIR == "$HOME"/* ]] || export LLMCTL_CACHE_DIR=${LLMCTL_CACHE_DIR:-$LLMCTL_USER_DIR/cache/llmctl} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$LLMCTL_USER_DIR/cache/triton} TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$LLMCTL_USER_DIR/cache/torch_extensions}
+[[ $LLMCTL_USER_DIR == "$HOME"/* || -n ${HF_HOME-}${XDG_CACHE_HOME-} || -d $HOME/.cache/huggingface ]] || export HF_HOME="$LLMCTL_USER_DIR/cache/huggingface"
 export PYTHONPATH="$LLMCTL_RUN_DIR/code:$LLMCTL_RUN_DIR/code/user${PYTHONPATH:+:$PYTHONPATH}"
 export LLMCTL_GPUS_PER_NODE=8
 exec "$@"

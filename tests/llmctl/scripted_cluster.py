@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from llmctl.runs.record import RunIndex
+from llmctl.runs.index import RunIndex
 from tests.llmctl.run_directories import MadeRun, make_run
 from tests.standins.scripted_scheduler import ScriptedBackend
 

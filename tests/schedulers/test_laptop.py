@@ -135,7 +135,7 @@ def test_a_secret_leaves_no_trace(laptop: Laptop) -> None:
         **{
             str(path): path.read_text(errors="replace")
             for path in laptop.runs.rglob("*")
-            if path.is_file() and path.parent != laptop.runs / ".secrets"
+            if path.is_file() and path.parent != laptop.runs / f".llmctl-{os.geteuid()}" / "secrets"
         },
         **{str(path): path.read_text(errors="replace") for path in laptop.home.rglob("*") if path.is_file()},
     }
@@ -143,7 +143,7 @@ def test_a_secret_leaves_no_trace(laptop: Laptop) -> None:
     laptop.llmctl("cancel", "doomed")
     assert laptop.ended("doomed")["state"] == "cancelled"
     wait_for(lambda: not laptop.cluster.processes("LLMCTL_RUN_ID=doomed"), "the end of all processes")
-    assert not list((laptop.runs / ".secrets").glob("doomed*"))
+    assert not list((laptop.runs / f".llmctl-{os.geteuid()}" / "secrets").glob("doomed*"))
 
 
 def test_cancel_and_resume_with_the_clock_of_the_laptop_off(laptop: Laptop) -> None:

@@ -184,7 +184,7 @@ def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: SgeSite, la
     wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), "an empty queue")
     wait_for(lambda: "exit_status" in site.cluster.run("qacct", "-j", job_id), "the account of the job")
     assert secret not in (site.cluster.state / "root/default/common/accounting").read_text()
-    assert not list((site.home / "runs/.secrets").glob(f"{run_id}*"))
+    assert not list((site.home / f"runs/.llmctl-{os.geteuid()}/secrets").glob(f"{run_id}*"))
 
 
 def test_a_job_that_grid_engine_ends_at_its_time_limit(site: SgeSite) -> None:

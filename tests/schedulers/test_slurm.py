@@ -260,7 +260,7 @@ def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: Site) -> No
     assert site.ended("never")["state"] == "cancelled"
     wait_for(lambda: not site.cluster.processes("LLMCTL_RUN_ID=doomed"), "the end of all processes")
     wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), "an empty queue")
-    assert not list((site.home / "runs/.secrets").glob("doomed*"))
+    assert not list((site.home / f"runs/.llmctl-{os.geteuid()}/secrets").glob("doomed*"))
 
 
 def kill_job_script(site: Site, run_id: str) -> None:

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from llmctl.supervisor import trust
 from llmctl.transport import commands, file_reads, file_writes, processes
 from llmctl.transport.ssh.frames import FrameError, FrameReader, pack
 from llmctl.transport.ssh.login_environment import login_environment
@@ -54,6 +55,7 @@ class Agent:
             "write_files": file_writes.write_files,
             "make_folder": file_writes.make_folder,
             "make_own_folder": file_writes.make_own_folder,
+            "why_distrusted": trust.why_distrusted,
             "remove": file_writes.remove,
             "link": file_writes.link,
             "take_lock": file_writes.take_lock,
@@ -153,7 +155,7 @@ def archive_for(folder: str) -> str | None:
     if os.path.isdir(folder):  # noqa: PTH112
         return None
     parent, name = os.path.split(os.path.normpath(folder))
-    os.makedirs(parent, exist_ok=True)  # noqa: PTH103
+    file_writes.make_parents(parent)
     return os.path.join(parent, f".{name}.{os.urandom(6).hex()}.tar")  # noqa: PTH118
 
 

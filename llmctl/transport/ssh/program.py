@@ -10,15 +10,21 @@ from llmctl.errors import SchedulerError
 # Program -> our modules that it needs, each after the modules that it imports.
 _MODULES = {
     "llmctl.transport.ssh.agent_program": (
-        "file_reads",
-        "file_writes",
-        "processes",
-        "commands",
-        "ssh.frames",
-        "ssh.login_environment",
-        "ssh.agent_program",
+        "supervisor.trust",
+        "transport.file_reads",
+        "transport.file_writes",
+        "transport.processes",
+        "transport.commands",
+        "transport.ssh.frames",
+        "transport.ssh.login_environment",
+        "transport.ssh.agent_program",
     ),
-    "llmctl.transport.ssh.session_program": ("processes", "commands", "ssh.login_environment", "ssh.session_program"),
+    "llmctl.transport.ssh.session_program": (
+        "transport.processes",
+        "transport.commands",
+        "transport.ssh.login_environment",
+        "transport.ssh.session_program",
+    ),
 }
 
 
@@ -29,9 +35,9 @@ def program(module: str, *arguments: object) -> bytes:
         module: full name of the module.
         arguments: of ``main``: text, numbers, None, and lists of these.
     """
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     sources = [
-        (f"llmctl.transport.{name}", (folder / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        (f"llmctl.{name}", (folder / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
         for name in _MODULES[module]
     ]
     return f"""\
@@ -41,7 +47,7 @@ def add(name):
     parent, _, last = name.rpartition(".")
     if parent: setattr(sys.modules[parent], last, module)
     return module
-for name in ("llmctl", "llmctl.transport", "llmctl.transport.ssh"):
+for name in ("llmctl", "llmctl.supervisor", "llmctl.transport", "llmctl.transport.ssh"):
     add(name).__path__ = []
 for name, source in {sources!r}:
     exec(compile(source, name, "exec"), add(name).__dict__)

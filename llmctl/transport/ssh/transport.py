@@ -158,9 +158,15 @@ class RemoteTransport:
         """See file_writes."""
         self._call("make_folder", path, mode=mode, exclusive=exclusive)
 
-    def make_own_folder(self, path: str) -> None:
+    def make_own_folder(self, runs_root: str, name: str | None = None) -> tuple[str, str]:
         """See file_writes."""
-        self._call("make_own_folder", path)
+        made, note = self._call("make_own_folder", runs_root, name)
+        return made, note
+
+    def why_distrusted(self, run_dir: str, contents: tuple[int, str] | None = None) -> str:
+        """See llmctl.supervisor.trust."""
+        reason: str = self._look("why_distrusted", run_dir, contents)
+        return reason
 
     def remove(self, paths: Sequence[str]) -> None:
         """See file_writes."""

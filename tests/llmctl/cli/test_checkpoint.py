@@ -6,7 +6,8 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.paths import UserFolders
-from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RunRecord
 
 PYTHON = """#!/bin/bash
 # Stand-in for a job's Python: answers the probe, and records the command that it gets.

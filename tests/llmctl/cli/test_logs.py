@@ -5,7 +5,7 @@ import json
 import pytest
 
 from llmctl.cli.main import main
-from llmctl.runs.record import RunIndex
+from llmctl.runs.index import RunIndex
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import fail, leave, make_run, recycled
 

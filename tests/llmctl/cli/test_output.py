@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmctl.cli.main import main
-from llmctl.runs.record import RunIndex
+from llmctl.runs.index import RunIndex
 from llmctl.site import profile
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import leave, make_run, recycled

@@ -11,7 +11,7 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.cli.status import COLUMNS
-from llmctl.runs.record import RunIndex
+from llmctl.runs.index import RunIndex
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome
 from tests.waiting import HANG_S

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from llmctl.cli.main import main
-from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RunRecord
 from llmctl.transport.processes import identify, is_alive, processes_of_run
 from tests.llmctl.run_directories import TRANSPORT, leave, make_run, recycled
 from tests.waiting import HANG_S, wait_for

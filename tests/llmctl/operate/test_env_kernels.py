@@ -1,6 +1,7 @@
 """``llmctl env kernels``: the jobs' Python, code and cache, here and on a login node."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,12 @@ def login_node(tmp_path, monkeypatch):
 
 
 def test_build_uses_code_cache_and_environment_of_the_jobs(login_node, capfd):
+    own = login_node / f"work/runs/.llmctl-{os.geteuid()}"
     assert main(["env", "kernels", "build", "--cluster", "lab"]) == 0
     assert (login_node / "argv").read_text().split() == ["-m", "trainer", "kernels", "build"]
     code, cache, site = (login_node / "environment").read_text().splitlines()
-    assert cache == f"{login_node}/work/runs/.cache/llmctl"
-    assert Path(code).parent.parent == login_node / "work/runs/.code"
+    assert cache == f"{own}/cache/llmctl"
+    assert Path(code).parent == own / "code"
     assert (Path(code) / "trainer/ops/build/build.py").is_file()
     assert (Path(code) / "csrc/common/dtype.h").is_file() and (Path(code) / "csrc/rms_norm/cuda.cu").is_file()
     assert site == "here"

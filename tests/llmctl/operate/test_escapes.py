@@ -13,8 +13,8 @@ import pytest
 from llmctl.cli import doctor
 from llmctl.cli.main import main
 from llmctl.doctor.python import Check
+from llmctl.runs.index import RunIndex
 from llmctl.runs.logs import LogFollower
-from llmctl.runs.record import RunIndex
 from llmctl.transport.processes import identify
 from llmctl.transport.ssh.terminal import Terminal
 from tests.llmctl.follower import Follower

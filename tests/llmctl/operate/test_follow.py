@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from llmctl.runs.record import RunIndex
+from llmctl.runs.index import RunIndex
 from llmctl.transport.processes import identify
 from tests.llmctl.follower import Follower
 from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome

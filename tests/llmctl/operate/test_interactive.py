@@ -15,7 +15,7 @@ import pytest
 from llmctl.cli.main import main
 from llmctl.errors import SchedulerError
 from llmctl.operate.interactive import Session
-from llmctl.runs.record import RunIndex
+from llmctl.runs.index import RunIndex
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import beat, make_run
@@ -90,7 +90,7 @@ def test_arguments_arrive_as_they_were_typed():
 @pytest.mark.usefixtures("home")
 def test_the_trainer_of_jobs_is_importable():
     out = output_of("--", "python", "-c", "import trainer; print(trainer.__file__)")
-    assert "/runs/.code/" in out
+    assert f"/runs/.llmctl-{os.geteuid()}/code/" in out
 
 
 @pytest.mark.usefixtures("home")

@@ -48,7 +48,7 @@ def test_secrets_of_a_job_that_never_ran_are_removed(cluster, capsys):
     made = cluster.run()
     made.record = replace(made.record, job={"nodes": 1, "secrets": ["TOKEN"]})
     made.record.save(TRANSPORT)
-    secrets = made.path.parent / ".secrets"
+    secrets = made.path / "own" / "secrets"
     secrets.mkdir(parents=True)
     for name in ("demo-1.1", "demo-10.1"):
         (secrets / name).write_text("TOKEN\0hidden\0")

@@ -1,6 +1,7 @@
 """``llmctl resume``: only ended runs, from the latest checkpoint, into the same run directory."""
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -12,7 +13,8 @@ from llmctl.cli.main import main
 from llmctl.context import ClusterSession
 from llmctl.errors import RecordError, UsageError
 from llmctl.operate.resume import StartPoint, check_ended, check_work_left, start_point
-from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RunRecord
 from llmctl.site.profile import ClusterProfile
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, processes_of_run
@@ -93,7 +95,7 @@ def test_a_run_does_not_continue_with_other_code(home, capsys):
     submit("once", "true")
     run_dir = home / "runs" / capsys.readouterr().out.strip()
     wait_until_ended(run_dir, 1)
-    shutil.rmtree(home / "runs" / ".code")
+    shutil.rmtree(home / "runs" / f".llmctl-{os.geteuid()}" / "code")
     assert main(["resume", "once"]) == 5
     assert "the snapshot of the run's trainer is missing" in capsys.readouterr().err
     assert not (run_dir / "attempts" / "2").exists()

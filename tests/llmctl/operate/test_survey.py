@@ -233,7 +233,7 @@ def test_secrets_of_a_run_that_is_seen_to_have_ended_are_removed(cluster, capsys
     made = cluster.run()
     made.record = replace(made.record, job={"nodes": 1, "secrets": ["TOKEN"]})
     made.record.save(TRANSPORT)
-    secrets = made.path.parent / ".secrets" / "demo-1.1"
+    secrets = made.path / "own" / "secrets" / "demo-1.1"
     secrets.parent.mkdir(parents=True)
     secrets.write_text("TOKEN\0hidden\0")
     cluster.backend.says("queue", "17|RUNNING")

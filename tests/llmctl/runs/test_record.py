@@ -11,8 +11,9 @@ import pytest
 
 from llmctl.backends.base import SubmittedJob
 from llmctl.errors import RecordError
+from llmctl.runs.index import RunIndex
 from llmctl.runs.observe import hosts_of
-from llmctl.runs.record import RunIndex, RunRecord, Submission, new_run_id
+from llmctl.runs.record import RunRecord, Submission, new_run_id
 from llmctl.transport.file_writes import FileWrite, write_files
 from llmctl.transport.local import LocalTransport
 
@@ -56,6 +57,7 @@ def test_a_record_survives_writing_and_reading(tmp_path):
         "jobs",
         "cancel_requested",
         "hosts",
+        "contents",
     ]
 
 

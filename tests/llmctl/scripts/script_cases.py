@@ -1,5 +1,6 @@
 """Job scripts under test: every bundled profile and launcher of its scheduler, with and without an image."""
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile, load_profile
 from llmctl.submit.render import RenderedJob, render
 from llmctl.submit.request import JobPlan, NodeSize, RunLayout, build_request
+from tests.llmctl.submitted_files import record_contents
 
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
 RUN_ID = "gpt-261121-101500-ab12"
@@ -60,7 +62,7 @@ def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> Ren
         gpus=(),
         ranks_per_node=ranks,
         working_dir=Path("/home/ada/work"),
-        secrets_file=Path(f"{profile.runs_root}/.secrets/{RUN_ID}.1") if job.secrets else None,
+        secrets_file=Path(f"{profile.runs_root}/{RUN_ID}/own/secrets/{RUN_ID}.1") if job.secrets else None,
     )
     place = replace(place, **changes)
     run_dir, size = str(place.run_dir), NodeSize(place.ranks_per_node, place.ranks_per_node)
@@ -91,7 +93,8 @@ def install(rendered: RenderedJob, run_dir: Path) -> Path:
     (run_dir / "code").mkdir(parents=True, exist_ok=True)
     (run_dir / "job.json").write_text(rendered.settings)
     (run_dir / "job.sh").write_bytes(rendered.script.encode("utf-8", "surrogateescape"))
-    (run_dir / "code" / "supervisor").symlink_to(PACKAGE / "supervisor")
+    shutil.copytree(PACKAGE / "supervisor", run_dir / "code" / "supervisor", copy_function=shutil.copyfile)
+    record_contents(run_dir)
     return run_dir / "job.sh"
 
 

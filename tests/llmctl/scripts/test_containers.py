@@ -116,7 +116,7 @@ def test_caches_are_in_runs_root_unless_it_is_in_home_or_a_variable_is_set(tmp_p
         names = ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "LLMCTL_CACHE_DIR")
         return [os.fsdecode(got[os.fsencode(name)]) if os.fsencode(name) in got else None for name in names]
 
-    root = tmp_path / "plain" / "runs" / ".cache"
+    root = tmp_path / "plain" / "runs" / RUN_ID / "own" / "cache"
     assert caches("plain") == [str(root / name) for name in ("triton", "torch_extensions", "huggingface", "llmctl")]
     assert caches("at_home", environ={"HOME": str(tmp_path / "at_home")}) == [None] * 4
     given = caches("given", env=(("TRITON_CACHE_DIR", "/mine"),), environ={"HF_HOME": "/ours"})

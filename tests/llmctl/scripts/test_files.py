@@ -39,7 +39,7 @@ def test_a_node_without_the_secrets_names_the_folder_that_must_be_shared(tmp_pat
     done = subprocess.run(["bash", script, "node", "1", "-", "-", "0"], timeout=HANG_S, check=False)
     assert done.returncode == 1
     log = (run_dir / "attempts/1/node-00000.log").read_text()
-    assert f"Nodes must see {tmp_path}/.secrets: is runs_root on a file system that they share?" in log
+    assert f"Nodes must see {run_dir}/own/secrets: is runs_root on a file system that they share?" in log
 
 
 def test_a_rank_in_an_image_without_python_has_log_secrets_and_rendezvous(tmp_path):

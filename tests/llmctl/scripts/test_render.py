@@ -243,7 +243,7 @@ def test_only_lines_of_the_site_are_unquoted() -> None:
     assert unquoted - directives - own_words == {"{{ line | raw }}"}
     # These are values that the templates set themselves.
     names = set(re.findall(r"{{ (\w+) \| raw }}", "\n".join(own_words)))
-    assert names == {"job_id", "job_number", "pad", "supervisor"}
+    assert names == {"job_id", "job_number", "supervisor"}
     stated = {name for text in texts.values() for name in re.findall(r"{% set (\w+) = (?!.*profile|.*job\.)", text)}
     assert names <= stated
 

@@ -16,7 +16,8 @@ from llmctl.backends.base import JobRequest
 from llmctl.cli.main import main
 from llmctl.errors import ProfileError, SchedulerError
 from llmctl.paths import CLUSTER_NAME
-from llmctl.runs.record import RUN_ID, RunIndex
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RUN_ID
 from llmctl.site.job import NAME, VARIABLE, WORD, JobError, JobSpec
 from llmctl.site.overlay_file import changed_text
 from llmctl.site.profile import (

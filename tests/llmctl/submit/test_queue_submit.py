@@ -14,7 +14,8 @@ from llmctl.backends import load_queue_backend
 from llmctl.backends.base import LOGIN, HostCommand, SubmittedJob
 from llmctl.cli.main import main
 from llmctl.errors import SchedulerError, SubmissionLost
-from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RunRecord
 from llmctl.submit import execute
 from llmctl.submit.execute import QueueSubmission
 from llmctl.transport.local import LocalTransport

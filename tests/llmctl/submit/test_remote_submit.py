@@ -21,6 +21,8 @@ from llmctl.submit.torch_check import check_torch
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.submit.test_queue_submit import CONFIG, PROFILE, SBATCH, SQUEUE
 
+OWN = f".llmctl-{os.geteuid()}"
+
 HOST = "login.example"
 
 
@@ -111,7 +113,7 @@ def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     assert (there / "runs/r/code/trainer/__init__.py").is_file()
     config = yaml.safe_load((there / "runs/r/config.yaml").read_text())
     assert config["data"]["data_path"] == [f"{there}/data/t"]
-    secret = there / "runs/.secrets/r.1"
+    secret = there / "runs/r/own/secrets/r.1"
     assert (secret.read_bytes(), stat.S_IMODE(secret.stat().st_mode)) == (b"TOKEN\0s3cret\0", 0o600)
     assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
     modes = {name: stat.S_IMODE((there / "runs" / name).stat().st_mode) for name in ("r", "r/run.json", "r/job.sh")}
@@ -128,8 +130,8 @@ def test_a_refused_remote_submit_leaves_nothing_on_either_machine(context, tmp_p
     (tmp_path / "there/bin/outcome").write_text("refused\n")
     with pytest.raises(LlmctlError, match="Invalid account"):
         execute_plan(plan(context, secrets=("TOKEN",)), context)
-    assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [".code", ".secrets"]
-    assert list((tmp_path / "there/runs/.secrets").iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [OWN]
+    assert list((tmp_path / f"there/runs/{OWN}/secrets").iterdir()) == []
     assert context.index.entries() == []
 
 

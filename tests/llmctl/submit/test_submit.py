@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from llmctl.cli.main import main
-from llmctl.runs.record import RunIndex, RunRecord
+from llmctl.runs.index import RunIndex
+from llmctl.runs.record import RunRecord
 from tests.free_ports import free_ports
 from tests.llmctl.run_directories import TRANSPORT
 from tests.waiting import HANG_S, wait_for
@@ -194,7 +195,7 @@ def test_a_command_runs_once_per_node_with_its_environment(place, monkeypatch):
     arguments = ["submit", "--nodes", "2", "--run-id", "r", "--env", f"X={NASTY}", "--secret", "TOKEN", "--", *shell]
     assert main(arguments) == 0
     assert ending(place, "r") | {"time": 0, "node": ""} == {
-        "code": 0, "reason": "completed", "signal": None, "time": 0, "node": ""
+        "code": 0, "reason": "completed", "cause": "", "signal": None, "time": 0, "node": ""
     }  # fmt: skip
     for node in range(2):
         printed = (attempt_of(place, "r") / f"node-{node:05d}.log").read_text().split("\0")

@@ -68,7 +68,7 @@ def test_a_second_job_of_a_submission_starts_nothing(tmp_path, cluster, claims, 
     profile = ScriptCase(name, "torchrun", in_container=False).profile()
     software = profile.environment.model_copy(update={"module_init": None, "modules": (), "setup": ()})
     profile = profile.model_copy(update={"runs_root": str(tmp_path / "runs"), "environment": software})
-    job = JobSpec(name="gpt", nodes=2, time_s=7200, launcher="torchrun", command=("true",))
+    job = JobSpec(name="gpt", nodes=2, time_s=7200, launcher="torchrun", command=(PYTHON,))
     same = "4242.pbs1" if cluster == "pbs" else "4242"
     run_dir = tmp_path / "runs" / RUN_ID
     (run_dir / "attempts").mkdir(parents=True)

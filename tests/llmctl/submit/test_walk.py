@@ -19,8 +19,8 @@ from llmctl.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("llmctl", "trainer"))
-MAX_FILES = 20
-MAX_SWITCHES = 60
+MAX_FILES = 23
+MAX_SWITCHES = 66
 SBATCH = "#!/bin/sh\necho 4242\n"
 
 

@@ -25,6 +25,7 @@ from llmctl.supervisor.peers import Peers
 from llmctl.supervisor.rendezvous import reserve_port
 from llmctl.supervisor.settings import JobSettings
 from tests.free_ports import free_ports
+from tests.llmctl.submitted_files import record_contents
 from tests.waiting import HANG_S, wait_for
 
 SUCCESS = 'echo "{\\"code\\": 0}" >"$LLMCTL_ATTEMPT_DIR/ended-node-00000.json"\n'
@@ -33,8 +34,8 @@ PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
 FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
 # All standard modules that the supervisor imports; each of them exists in Python 3.6.
 STANDARD = {
-    *("abc", "argparse", "contextlib", "fcntl", "importlib", "json", "os", "re", "select", "shlex", "shutil", "signal"),
-    *("socket", "stat", "subprocess", "sys", "time", "types", "typing"),
+    *("abc", "argparse", "contextlib", "fcntl", "hashlib", "importlib", "json", "os", "pwd", "re", "select", "shlex"),
+    *("shutil", "signal", "socket", "stat", "subprocess", "sys", "time", "types", "typing"),
 }
 
 
@@ -68,6 +69,7 @@ def run_job(run_dir: Path, script: str, *arguments: str, **changes: object) -> "
     supervisor = shlex.join([PYTHON, "-IB", str(PACKAGE / "supervisor")])
     first = f'[[ -n $1 ]] || exec {supervisor} job --job {shlex.quote(str(run_dir))}/job.json --job-id 7 "${{@:2}}"\n'
     (run_dir / "job.sh").write_text(first + script)
+    record_contents(run_dir, int(str(changes.get("submission", 1))))
     return start(run_dir, *arguments)
 
 
