@@ -209,6 +209,7 @@ class ContainerProfile(_Part):
     mounts: tuple[str, ...] = ()
     """``SRC:DST[:FLAGS]`` for every container. The run directory is always mounted."""
     workdir: str | None = None
+    """Folder in the image in which the container, and a COMMAND without job.code, starts."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(:(auto|create|exec|no_exec))?$")
     """pyxis: keep the container's file system under this name; an existing one takes precedence over the image."""
     save: str | None = None

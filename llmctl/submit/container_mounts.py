@@ -25,7 +25,8 @@ def own_mounts(
     run_dir, shown = layout.run_dir, (*profile.container.mounts, *spec.mounts)
     written, read = _used_by(config) if config is not None else ([], [])
     written = _unshown(written, shown)
-    places = [layout.working_dir] if spec.command and layout.working_dir != run_dir else []
+    shown_already = (str(run_dir), profile.container.workdir)  # workdir is a folder of the image, or in a mount
+    places = [layout.working_dir] if spec.command and str(layout.working_dir) not in shown_already else []
     # The folder of the runs: the run's code, caches and secrets lie beside the run.
     needed = (str(run_dir.parent), *written, *_unshown(read, shown), *map(str, places))
     return tuple(dict.fromkeys(needed)), tuple(written)

@@ -348,13 +348,15 @@ def _run_layout(
     cwd: str | None,
 ) -> RunLayout:
     profile, is_remote = session.profile, session.transport.is_remote
+    in_container = image_of(spec, profile) is not None and profile.container.runtime is not None
     if spec.code:
         working_dir = run_dir / "code" / "user"
+    elif in_container and profile.container.workdir is not None:
+        working_dir = Path(profile.container.workdir)
     else:
         working_dir = run_dir if is_remote else Path(cwd) if cwd is not None else context.cwd
     # Our own interpreter means nothing on another machine; a COMMAND needs Python only for the rendezvous.
     own_python = sys.executable if not is_remote else "python3" if spec.command else ""
-    in_container = image_of(spec, profile) is not None and profile.container.runtime is not None
     return RunLayout(
         run_id=run_dir.name,
         run_dir=run_dir,

@@ -69,7 +69,7 @@ class Site:
             },
         }
         (folder / "bed.yaml").write_text(yaml.safe_dump(profile))
-        pyxis = {"runtime": "pyxis", "mount_home": False, "workdir": "/work", "env": ["NCCL_DEBUG"]}
+        pyxis = {"runtime": "pyxis", "mount_home": False, "workdir": "/usr", "env": ["NCCL_DEBUG"]}
         (folder / "bed-pyxis.yaml").write_text(yaml.safe_dump({**profile, "container": pyxis}))
         (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
 

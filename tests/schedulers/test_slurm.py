@@ -294,7 +294,7 @@ def test_an_outage_of_the_accounting(site: Site) -> None:
 def test_containers_by_pyxis(site: Site, tmp_path: Path) -> None:
     """With the stand-in, or with the real plugin LLMCTL_TEST_PYXIS and the image LLMCTL_TEST_IMAGE."""
     image, records = REAL_IMAGE or str(tmp_path / "image.sqsh"), tmp_path / "records"
-    asked = ("--nodes", "2", "--container", image, "--mount", f"{tmp_path}:/work", "--", "hostname")
+    asked = ("--nodes", "2", "--container", image, "--mount", f"{tmp_path}:/work", "--", "bash", "-c", "hostname; pwd")
     refused = site.call("submit", "--cluster", "bed-pyxis", "--run-id", "refused", *asked)
     assert refused.returncode != 0 and "pyxis" in refused.stderr
     site.cluster.load_plugins(f"required {REAL_PYXIS}\n" if REAL_PYXIS else stand_in_for_pyxis(tmp_path, records))
@@ -304,15 +304,19 @@ def test_containers_by_pyxis(site: Site, tmp_path: Path) -> None:
     finally:
         site.cluster.load_plugins("")
     logs = [(site.path("contained") / "attempts/1" / f"node-{node:05d}.log").read_text() for node in range(2)]
-    assert [log.strip() for log in logs] == ["n1", "n2"]
+    assert [log.split() for log in logs] == [["n1", "/usr"], ["n2", "/usr"]], "the COMMAND starts in container.workdir"
     if REAL_PYXIS:
         return
     found = {path.name: path.read_text().split("\0") for path in records.iterdir()}
     assert found.keys() == {f"{job_id}.0.0", f"{job_id}.0.1"}
     for given in found.values():
-        assert {f"container-image={image}", "container-workdir=/work", "no-container-mount-home="} <= set(given)
+        assert {f"container-image={image}", "container-workdir=/usr", "no-container-mount-home="} <= set(given)
         mounts = next(word for word in given if word.startswith("container-mounts=")).partition("=")[2].split(",")
-        assert f"{tmp_path}:/work" in mounts and f"{site.path('contained')}:{site.path('contained')}" in mounts
+        assert (
+            f"{tmp_path}:/work" in mounts
+            and "/usr:/usr" not in mounts
+            and f"{site.path('contained')}:{site.path('contained')}" in mounts
+        )
 
 
 @pytest.fixture
