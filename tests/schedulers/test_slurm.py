@@ -312,11 +312,8 @@ def test_containers_by_pyxis(site: Site, tmp_path: Path) -> None:
     for given in found.values():
         assert {f"container-image={image}", "container-workdir=/usr", "no-container-mount-home="} <= set(given)
         mounts = next(word for word in given if word.startswith("container-mounts=")).partition("=")[2].split(",")
-        assert (
-            f"{tmp_path}:/work" in mounts
-            and "/usr:/usr" not in mounts
-            and f"{site.path('contained')}:{site.path('contained')}" in mounts
-        )
+        runs = site.path("contained").parent
+        assert {f"{tmp_path}:/work", f"{runs}:{runs}"} <= set(mounts) and "/usr:/usr" not in mounts
 
 
 @pytest.fixture
