@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbeds.slurm_conf import DATABASE, LOGIN, NETWORK, SLURM_CONF, SLURMDBD_CONF
+from tests.testbeds.slurm_conf import DATABASE, LOGIN, NETWORK, SLURM_CONF, SLURMDBD_CONF, USERS
 from tests.waiting import HANG_S, wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "ip", "nsenter", "setpriv")
@@ -92,6 +92,10 @@ class SlurmCluster:
             "--",
             *command,
         ]
+
+    def entered_login(self, *command: str) -> list[str]:
+        """Argv that runs ``command`` on the login node, with its files, such as its users."""
+        return self._entered(LOGIN, *command)
 
     def environ(self) -> dict[str, str]:
         """Further environment variables of a user on the login node."""
@@ -186,6 +190,10 @@ class SlurmCluster:
         self._write("hosts", "\n".join(["127.0.0.1 localhost", f"{NETWORK}.254 {LOGIN}", *addresses, ""]))
         self._write("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
         self._write("resolv.conf", "")
+        passwd = [f"{user}:x:{uid}:{uid}::/nonexistent:/bin/bash\n" for user, uid in USERS.items()]
+        self._write("passwd", Path("/etc/passwd").read_text() + "".join(passwd))
+        groups = [f"{user}:x:{uid}:\n" for user, uid in USERS.items()]
+        self._write("group", Path("/etc/group").read_text() + "".join(groups))
         self._write("plugstack.conf", "")
         self._write("cgroup.conf", "CgroupPlugin=cgroup/v1\n")
         names = f"n[1-{len(self.nodes)}]" if len(self.nodes) > 1 else "n1"
