@@ -47,7 +47,7 @@ class Shared:
             clusters.mkdir(parents=True)
             (clusters / "bed.yaml").write_text(yaml.safe_dump(profile))
             # A job that waits in the queue until it is released.
-            (clusters / "held.yaml").write_text(yaml.safe_dump({**profile, "directives": ["--hold"]}))
+            (clusters / "held.yaml").write_text(yaml.safe_dump({**profile, "options": ["--hold"]}))
             for path in (self.home(user), *self.home(user).rglob("*")):
                 os.chown(path, uid, uid)
 
@@ -95,7 +95,7 @@ def shared(slurm_cluster: SlurmCluster) -> Iterator[Shared]:
         pytest.skip(f"other users cannot read this Python or checkout: {probe.stderr.strip()[-200:]}")
     yield shared
     for user in USERS:
-        slurm_cluster.run("scancel", f"--user={user}")
+        shared.run(user, "scancel", f"--user={user}")
 
 
 def test_code_that_was_planted_while_a_job_waited_is_not_run(shared: Shared) -> None:
