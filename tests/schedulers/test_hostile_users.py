@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,8 +95,10 @@ def shared(slurm_cluster: SlurmCluster) -> Iterator[Shared]:
     if probe.returncode != 0:
         pytest.skip(f"other users cannot read this Python or checkout: {probe.stderr.strip()[-200:]}")
     yield shared
-    for user in USERS:
+    for user, uid in USERS.items():
         shared.run(user, "scancel", f"--user={user}")
+        # Locks of the users' jobs on their ports.
+        shutil.rmtree(f"/tmp/llmctl-ports-{uid}", ignore_errors=True)
 
 
 def test_code_that_was_planted_while_a_job_waited_is_not_run(shared: Shared) -> None:

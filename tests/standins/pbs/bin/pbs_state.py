@@ -150,18 +150,20 @@ def job_environment(job):
     }
 
 
-def signal_processes(sent, *, session=None, variable=None):
-    """Send a signal to all processes of a session, or to all processes with a variable."""
+def signal_processes(sent, *, session=None, variables=()):
+    """Send a signal to all processes of a session, or to all processes with these variables."""
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         with contextlib.suppress(OSError):
             if session is not None and os.getsid(pid) != session:
                 continue
-            if variable is not None and variable not in (folder / "environ").read_bytes().split(b"\0"):
+            if variables and not {*variables} <= {*(folder / "environ").read_bytes().split(b"\0")}:
                 continue
             if pid != os.getpid():
                 os.kill(pid, sent)
 
 
 def kill_job(job):
-    signal_processes(signal.SIGKILL, variable=f"PBS_JOBID={job['id']}".encode())
+    # Another server on this machine, of other tests, has jobs of the same ids.
+    variables = (f"PBS_JOBID={job['id']}", f"PBS_STANDIN_STATE={STATE}")
+    signal_processes(signal.SIGKILL, variables=[os.fsencode(variable) for variable in variables])
