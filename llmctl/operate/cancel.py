@@ -70,7 +70,8 @@ def end_without_record(
         SchedulerError: a process or job could not be ended, or the scheduler does not answer.
     """
     if backend is not None:
-        return "its job" if end_by_name(run_dir.name, backend, transport) else ""
+        job_id = end_by_name(run_dir.name, backend, transport)
+        return f"its job {job_id}" if job_id else ""
     present = transport.processes_of_run(str(run_dir), [])
     _end(run_dir, [], transport, grace_s)
     return f"{len(present)} processes" if present else ""

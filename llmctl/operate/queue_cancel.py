@@ -132,8 +132,8 @@ class QueueCancel:
         return job.report is not None and not job.state.is_finished
 
 
-def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> bool:
-    """End the job of a run without a record, found by name; True if it existed.
+def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> str:
+    """End the user's job of a run without a valid record, found by name; its id, or empty.
 
     Raises:
         SchedulerError: the scheduler does not answer, or refuses.
@@ -142,12 +142,12 @@ def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> boo
     if not answer.is_answer:
         raise SchedulerError(f"{run_id}: nothing was ended: {answer.problem}", transient=True)
     if report is None or report.state.is_finished:
-        return False
+        return ""
     for command in backend.cancel_commands([report.job_id]):
         result = run_with_retries(backend, command.argv, transport)
         if result.exit_status != 0:
             raise _refusal(run_id, backend, command.argv, result)
-    return True
+    return report.job_id
 
 
 def _refusal(run_id: str, backend: QueueBackend, argv: Sequence[str], result: CommandResult) -> SchedulerError:

@@ -51,7 +51,7 @@ class Site:
     home: Path
 
     def prepare(self) -> None:
-        """Write the profiles ``bed`` and ``bed-pyxis`` and the config file."""
+        """Write the profiles ``bed``, ``bed-held`` and ``bed-pyxis`` and the config file."""
         folder = self.home / ".config" / "llmctl" / "clusters"
         folder.mkdir(parents=True)
         profile = {
@@ -69,6 +69,8 @@ class Site:
             },
         }
         (folder / "bed.yaml").write_text(yaml.safe_dump(profile))
+        # Its jobs wait in the queue.
+        (folder / "bed-held.yaml").write_text(yaml.safe_dump({**profile, "options": ["--hold"]}))
         pyxis = {"runtime": "pyxis", "mount_home": False, "workdir": "/usr", "env": ["NCCL_DEBUG"]}
         (folder / "bed-pyxis.yaml").write_text(yaml.safe_dump({**profile, "container": pyxis}))
         (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))

@@ -142,3 +142,17 @@ def test_a_run_in_the_place_of_bobs_is_not_resumed_and_carol_runs_hers(shared: S
         assert done.returncode == 5 and f"{his} belongs to {ALICE}, not to you" in done.stderr, done.stderr
     assert f"a run of {ALICE}" in shared.status(BOB, f"of-{BOB}")["detail"]
     assert shared.ran_as(BOB, f"of-{BOB}") == f"{BOB}\n"
+
+
+def test_bob_can_cancel_his_waiting_job_although_alice_has_taken_its_folder(shared: Shared) -> None:
+    jobs = {user: shared.submit(user, f"held-of-{user}", cluster="held") for user in (ALICE, BOB)}
+    hers, his = shared.root / f"held-of-{ALICE}", shared.root / f"held-of-{BOB}"
+    swap = f"mv {his} {his}.away && cp -r {hers} {his} && sed -i s/held-of-{ALICE}/held-of-{BOB}/ {his}/run.json"
+    assert shared.run(ALICE, "bash", "-c", f"{swap} && chmod -R 0755 {his}").returncode == 0
+    done = shared.llmctl(BOB, "cancel", f"held-of-{BOB}")
+    assert done.returncode == 0 and f"held-of-{BOB}: ended its job {jobs[BOB]}; " in done.stdout, done
+    assert f"{his} belongs to {ALICE}, not to you" in done.stdout, done
+    waiting = shared.cluster.run("squeue", "--noheader", "--format=%i").split()
+    assert jobs[ALICE] in waiting and jobs[BOB] not in waiting
+    assert 'cancel_requested": null' in (his / "run.json").read_text(), "alice's file stays as she made it"
+    assert shared.llmctl(ALICE, "cancel", hers.name).returncode == 0

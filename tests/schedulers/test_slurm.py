@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -261,6 +262,19 @@ def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: Site) -> No
     wait_for(lambda: not site.cluster.processes("LLMCTL_RUN_ID=doomed"), "the end of all processes")
     wait_for(lambda: not site.queue(job_id) and not site.queue(waiting), "an empty queue")
     assert not list((site.home / f"runs/.llmctl-{os.geteuid()}/secrets").glob("doomed*"))
+
+
+def test_cancel_ends_a_waiting_job_whose_run_directory_is_gone(site: Site) -> None:
+    job_id = site.submit("gone", "--", "true", cluster="bed-held")
+    other = site.submit("gone-2", "--", "true", cluster="bed-held")
+    shutil.rmtree(site.path("gone"))
+    done = site.call("cancel", "gone")
+    said = f"gone: ended its job {job_id}; {site.path('gone')}/run.json: is not there\n"
+    assert (done.returncode, done.stdout) == (0, said), done
+    assert not site.queue(job_id) and site.queue(other) == [f"{other} PENDING"]
+    again = site.call("cancel", "gone")
+    assert again.returncode == 5 and "run.json: is not there" in again.stderr, again
+    site.llmctl("cancel", "gone-2")
 
 
 def kill_job_script(site: Site, run_id: str) -> None:
