@@ -215,7 +215,7 @@ def plan_resume(
         record=replace(
             record,
             job=spec.as_plain(),
-            config=None if config is None else _plain_config(config),
+            config=None if config is None else _known_to_code(_plain_config(config), record, flags),
             origins=origins,
         ),
         number=number,
@@ -337,6 +337,21 @@ def _valid_run_id(asked: str) -> str:
 def _as_name(text: str) -> str:
     kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in text)
     return kept.lstrip("._-")[:64] or "run"
+
+
+def _known_to_code(config: dict[str, Any], record: RunRecord, flags: Sequence[Flag]) -> dict[str, Any]:
+    """The values of a resumed run that the run's own code knows.
+
+    A later llmctl may have further keys, which that code refuses; without a flag they have their defaults.
+    """
+    before, given = record.config or {}, {flag.key for flag in flags}
+    kept = {
+        section: {
+            key: value for key, value in values.items() if key in before.get(section, {}) or f"{section}.{key}" in given
+        }
+        for section, values in config.items()
+    }
+    return {section: values for section, values in kept.items() if values or section in before}
 
 
 def _plain_config(config: TrainConfig) -> dict[str, Any]:

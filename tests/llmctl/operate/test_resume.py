@@ -5,17 +5,19 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
 from llmctl.backends import load_backend
 from llmctl.cli.main import main
-from llmctl.context import ClusterSession
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError, UsageError
 from llmctl.operate.resume import StartPoint, check_ended, check_work_left, start_point
 from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord
 from llmctl.site.profile import ClusterProfile
+from llmctl.submit.plan import Request, plan_resume, plan_submission
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, processes_of_run
 from llmctl.transport.protocol import CommandResult
@@ -248,3 +250,23 @@ def test_an_unknown_run_is_refused_with_the_known_runs(home, capsys, sleeper):
     RunIndex(home / "state" / "llmctl").add(make_run(home / "runs", "alpha-1").submit(sleeper).record)
     assert main(["resume", "beta"]) == 5
     assert "alpha-1" in capsys.readouterr().err
+
+
+def test_a_run_of_an_older_llmctl_gets_no_keys_that_its_code_does_not_know(home):
+    """The code of a run is that of its first submission, and refuses keys that came later."""
+    config = {"model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}, "data": {"mock_data": True}}
+    config["training"] = {"train_iters": 3, "seq_length": 8, "micro_batch_size": 1}
+    config["optimizer"] = {"lr": 1e-3}
+    (home / "c.yaml").write_text(json.dumps(config))
+    context = Context.of((), (), dict(os.environ), home)
+    record = plan_submission(context, Request(config="c.yaml", cluster="local", run_id="old")).record
+    assert record.config is not None
+    old = {section: dict(values) for section, values in record.config.items() if section != "evaluation"}
+    del old["checkpoint"]["wait_for_folder_s"], old["training"]["skipped_steps_window"]
+    plan = plan_resume(context, replace(record, config=old), settings=["training.train_iters=7"], dry_run=True)
+    assert plan.record.config == {**old, "training": {**old["training"], "train_iters": 7}}
+    asked = ["checkpoint.wait_for_folder_s=5"]
+    new = plan_resume(context, replace(record, config=old), settings=asked, dry_run=True).record.config
+    assert new == {**old, "checkpoint": {**old["checkpoint"], "wait_for_folder_s": 5.0}}
+    same = plan_resume(context, record, dry_run=True).record.config
+    assert same == record.config
