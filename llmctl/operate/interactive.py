@@ -1,5 +1,6 @@
 """Interactive sessions in the environment of a cluster's jobs or of one run."""
 
+import hashlib
 import os
 import secrets
 import shlex
@@ -19,12 +20,14 @@ from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.checks import job_problems
 from llmctl.submit.environment_checks import check_container_runtime, visible_gpus
-from llmctl.submit.render import interactive_script
+from llmctl.submit.render import HostRendezvous, interactive_script
 from llmctl.submit.request import AskedJob, build_request, image_of, job_python, node_size
 from llmctl.submit.resolve import Flag, job_section, job_spec, resolve
 from llmctl.submit.snapshot import store_supervisor, store_trainer
+from llmctl.submit.start_ssh import address_of_second
 from llmctl.supervisor.trust import OWN_FOLDER
-from llmctl.transport.protocol import Transport
+from llmctl.transport.file_writes import FileWrite
+from llmctl.transport.protocol import Transport, transport_for
 
 if TYPE_CHECKING:
     from llmctl.backends.base import QueueBackend
@@ -84,6 +87,12 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
     request = _request(context, ClusterSession(profile, transport, load_queue_backend(profile.scheduler)), flags)
     warning = check_container_runtime(profile, context, transport, request)
     code = _code(profile, transport)
+    own_dir = code.parents[1]
+    rendezvous = None
+    if len(request.hosts) > 1:
+        # The shell is on the first host, as the head node of a run is.
+        rendezvous = _rendezvous(request, own_dir, context, transport_for(transport, request.hosts))
+        transport = transport_for(transport, request.hosts[:1])
     container = _without_import(request.container, transport)
     script = interactive_script(
         profile,
@@ -94,7 +103,8 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         env=tuple(code_variables(str(code), {} if is_remote(profile) else context.environment).items()),
         container=container,
         supervisor_dir=_supervisor(profile, transport) if container is not None else None,
-        own_dir=code.parents[1],
+        own_dir=own_dir,
+        rendezvous=rendezvous,
     )
     # The script itself enters the other runtimes, after loading the modules that they may need.
     inside = container if container is not None and container.runtime == "pyxis" else None
@@ -248,6 +258,18 @@ def _code(profile: ClusterProfile, transport: Transport) -> Path:
         return store_trainer(root, transport)
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
+
+
+def _rendezvous(request: JobRequest, own_dir: Path, context: Context, transport: Transport) -> HostRendezvous:
+    """The hosts of a session; writes their hostfile, which all sessions on the same hosts share."""
+    lines = "".join(f"{host} slots={request.ranks_per_node}\n" for host in request.hosts).encode()
+    hostfile = f"{own_dir}/hostfiles/{hashlib.sha256(lines).hexdigest()[:16]}"
+    try:
+        transport.write_files([FileWrite(hostfile, lines)])
+    except OSError as error:
+        raise ProfileError(f"{request.profile.name}: {hostfile} cannot be written: {error.strerror}") from None
+    second = address_of_second(request, context.environment) or request.hosts[1].rpartition("@")[2]
+    return HostRendezvous(request.nodes, second, hostfile)
 
 
 def _supervisor(profile: ClusterProfile, transport: Transport) -> Path:

@@ -114,6 +114,21 @@ class RenderedJob:
         return str(self).encode("utf-8", "surrogateescape")
 
 
+@dataclass(frozen=True)
+class HostRendezvous:
+    """The hosts of an interactive session on several hosts, which its shell is told.
+
+    Attributes:
+        nodes: number of hosts; the session's shell is on the first.
+        second_host: name or address of the second host, for the address of the first as the others reach it.
+        hostfile: path on the hosts of a file with one line per host.
+    """
+
+    nodes: int
+    second_host: str
+    hostfile: str
+
+
 def render(job: JobPlan, *, template: Mapping[str, str] | None = None) -> RenderedJob:
     """Render a job. Pure except for reading templates: the same arguments give the same bytes.
 
@@ -218,6 +233,7 @@ def interactive_script(
     container: ContainerPlan | None = None,
     supervisor_dir: Path | None = None,
     own_dir: Path | None = None,
+    rendezvous: HostRendezvous | None = None,
 ) -> str:
     """Script that runs its arguments, or else a shell, in the environment of a cluster's jobs.
 
@@ -233,6 +249,7 @@ def interactive_script(
         container: container of the script. pyxis runs the script inside; the script itself enters other containers.
         supervisor_dir: the supervisor on the cluster's machine, which may have to import an image first.
         own_dir: the user's own folder beside the runs, for caches; None: caches are where the user has them.
+        rendezvous: of a session on several hosts; None for one host, or where the scheduler has its own variables.
     """
     environment = job_environment(profile, resource_type, on_cpu=on_cpu) | dict(env)
     variables = {
@@ -245,6 +262,11 @@ def interactive_script(
         "env": list(environment.items()),
         "has_own_caches": own_dir is not None and _has_own_caches(capabilities_of(profile.scheduler)),
         "own_dir": own_dir,
+        "python": python,
+        "rendezvous": rendezvous,
+        "ports": profile.rendezvous.ports,
+        "port_rule": profile.rendezvous.port_rule,
+        "interface": profile.rendezvous.interface,
     }
     return _fill(folders, "interactive.sh.j2", variables)
 

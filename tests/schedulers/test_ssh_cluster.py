@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -115,6 +116,25 @@ def test_a_run_is_cancelled_on_every_host_and_resumed(site: Site) -> None:
     run = site.status("long")
     assert (run["state"], run["attempts"]) == ("cancelled", 2), site.logs("long")
     assert first_of_attempt(site, "long", 2) == before + 1
+
+
+@pytest.mark.parametrize("cluster", ["lab", "apart"])
+def test_a_session_on_several_hosts_knows_where_they_meet(site: Site, cluster: str) -> None:
+    told = 'echo "$(hostname) $MASTER_ADDR $NNODES"; cat "$LLMCTL_HOSTFILE"; echo "port $MASTER_PORT"; exit 5'
+    done = site.call("interactive", "--cluster", cluster, "--nodes", "2", "--", "sh", "-c", told)
+    *lines, port = done.stdout.splitlines()
+    assert (done.returncode, lines) == (5, [f"h1 {site.hosts.address('h1')} 2", "h1 slots=1", "h2 slots=1"]), done
+    assert re.fullmatch("port [0-9]+", port), port
+    alone = ("sh", "-c", 'echo "${MASTER_ADDR-unset} ${LLMCTL_HOSTFILE-unset}"')
+    assert site.llmctl("interactive", "--cluster", cluster, "--", *alone) == "unset unset\n"
+    status, shown = site.on_terminal("test -t 0 && exit 3\n", "interactive", "--cluster", cluster, "--nodes", "2")
+    assert status == 3, shown
+
+
+def test_mpirun_of_a_session_starts_on_each_host(site: Site) -> None:
+    start = 'mpirun --hostfile "$LLMCTL_HOSTFILE" hostname | sort'
+    seen = site.llmctl("interactive", "--cluster", "lab", "--nodes", "3", "--", "bash", "-c", start)
+    assert seen == "h1\nh2\nh3\n"
 
 
 def test_a_run_survives_a_cut_network_with_a_warning(site: Site) -> None:
