@@ -2,10 +2,13 @@
 
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 from contextlib import suppress
 from typing import Dict, Mapping
+
+from .trust import OTHERS_WRITE, TrustError, check_file, check_root
 
 _PREFIX = {"apptainer": ("APPTAINER", "SINGULARITY"), "singularity": ("SINGULARITY",)}
 
@@ -24,14 +27,16 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
     Returns:
         0, or 1 after a message on standard error.
     """
+    folder = os.path.dirname(target)
+    _close(folder)
     if os.path.exists(target):
         return _check_owner(target)
-    folder = os.path.dirname(target)
     # Each user has a separate lock and unfinished image: the folder may belong to a group.
     own = f"{target}.{os.getuid()}"
     aside = f"{own}.new"
     try:
         os.makedirs(folder, exist_ok=True)
+        _close(folder)
         print(f"llmctl: importing {source} to {target}", file=sys.stderr, flush=True)
         with open(f"{own}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -58,17 +63,26 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
     return 1
 
 
+def _close(folder: str) -> None:
+    """Keep others from replacing images in a folder of this user; the group may still add images."""
+    with suppress(OSError):
+        facts = os.stat(folder)
+        if facts.st_uid == os.getuid() and facts.st_mode & OTHERS_WRITE:
+            os.chmod(folder, stat.S_IMODE(facts.st_mode) | stat.S_ISVTX)
+
+
 def _check_owner(target: str) -> int:
     """0 if only this user or root can have written an image, else 1 after a message: a job runs what is in it."""
-    facts = os.stat(target)
-    if facts.st_uid in (0, os.getuid()) and not facts.st_mode & 0o022:
-        return 0
-    print(
-        f"llmctl: {target} is not used: it belongs to another user, or others may write to it; set "
-        "container.image_folder of the profile to a folder of your own",
-        file=sys.stderr,
-    )
-    return 1
+    try:
+        check_root(os.path.dirname(os.path.realpath(target)))
+        check_file(os.path.realpath(target))
+    except TrustError as error:
+        print(
+            f"llmctl: {target} is not used: {error}; set container.image_folder of the profile to a folder of your own",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
 
 
 def _beside_images(runtime: str, folder: str, environ: Mapping[str, str]) -> Dict[str, str]:
