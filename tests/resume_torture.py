@@ -30,7 +30,6 @@ DEADLINE_S = 240.0
 WRITE_S = 0.001
 
 # Fields that may differ between two runs of the same computation.
-# Values of an attempt or of the machine, which a resumed run need not repeat.
 MEASURED = {
     *("attempt", "fencing_token", "time", "iteration_time_s", "tokens_per_s", "tflops_per_device", "mfu"),
     "peak_memory_bytes",
