@@ -207,7 +207,7 @@ class ContainerProfile(_Part):
     runtime: Literal["pyxis", "enroot", "apptainer", "singularity"] | None = None
     """Unset: the site has no container runtime known to llmctl."""
     mounts: tuple[str, ...] = ()
-    """``SRC:DST[:FLAGS]`` for every container. The run directory is always mounted."""
+    """``SRC:DST[:FLAGS]`` for every container. The folder of the runs is always mounted."""
     workdir: str | None = None
     """Folder in the image in which the container, and a COMMAND without job.code, starts."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(:(auto|create|exec|no_exec))?$")

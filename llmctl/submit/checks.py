@@ -101,7 +101,7 @@ def check_job(
 
         problems += foreign_problems(job, transport)
         if job.config.evaluation.tasks:
-            from llmctl.submit.task_checks import task_file_problems
+            from llmctl.submit.config_checks import task_file_problems
 
             problems += task_file_problems(job, transport)
     if problems:

@@ -1,4 +1,4 @@
-"""Checks of a training config against its job, and of the paths in the config."""
+"""Checks of a training config against its job, of the paths in the config, and of its task files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,15 +6,19 @@ from llmctl.site.container import is_file, on_host
 from llmctl.submit.checks import PathCheck, why_unwritable
 from llmctl.submit.origins import Problem
 from llmctl.submit.request import AskedJob
+from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import PathFacts
+from llmctl.transport.protocol import Transport
 from trainer.config.errors import ConfigError
-from trainer.config.task_files import is_task_file
+from trainer.config.task_files import is_task_file, task_file_problem
 from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_world_size
 
 _DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 _DATASET = "name the prefix of an indexed dataset, which `llmctl data prepare` makes from text"
 _READ = "name an existing path, or leave it out"
+_TASKS_KEY = "evaluation.tasks"
+_TASKS_REMEDY = "name a task file of lm-evaluation-harness, or one of its tasks"
 
 
 def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> Iterator[Problem]:
@@ -134,3 +138,27 @@ def _layout_problems(config: TrainConfig, nodes: int, ranks_per_node: int) -> It
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def task_file_problems(job: AskedJob, transport: Transport) -> list[Problem]:
+    """Task files that cannot be read or are no tasks. One round trip if the config names task files, else none.
+
+    Args:
+        job: with every value decided.
+        transport: to a machine that has the job's folders.
+
+    Raises:
+        SchedulerError: the machine cannot be reached.
+    """
+    files = [task for task in job.config.evaluation.tasks if is_task_file(task)] if job.config is not None else []
+    if not files:
+        return []
+    mounts = (*job.profile.container.mounts, *job.spec.mounts)
+    parts = transport.read_parts([FileRead(on_host(path, mounts) or path) for path in files])
+    problems = []
+    for path, part in zip(files, parts, strict=True):
+        if part is None:
+            problems.append(Problem(_TASKS_KEY, f"{path} cannot be read; give yourself permission, or {_TASKS_REMEDY}"))
+        elif part.size <= len(part.data) and (problem := task_file_problem(part.data)) is not None:
+            problems.append(Problem(_TASKS_KEY, f"{path} cannot be loaded: {problem}; {_TASKS_REMEDY}"))
+    return problems

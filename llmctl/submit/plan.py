@@ -189,11 +189,7 @@ def plan_resume(
         RecordError: the record's job is invalid, or the snapshot of the run's code is missing.
     """
     session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
-    flags = parse_settings(settings)
-    if nodes is not None:
-        flags.append(Flag("--nodes", "job.nodes", nodes))
-    if exclude is not None:
-        flags.append(Flag("--exclude", "job.exclude", parse_nodes(exclude)))
+    flags = _resume_flags(settings, nodes, exclude)
     resolved = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
@@ -226,6 +222,15 @@ def plan_resume(
         is_new=False,
         warnings=tuple(warnings),
     )
+
+
+def _resume_flags(settings: Sequence[str], nodes: int | None, exclude: str | None) -> list[Flag]:
+    flags = parse_settings(settings)
+    if nodes is not None:
+        flags.append(Flag("--nodes", "job.nodes", nodes))
+    if exclude is not None:
+        flags.append(Flag("--exclude", "job.exclude", parse_nodes(exclude)))
+    return flags
 
 
 def _first_record(

@@ -10,13 +10,14 @@ import json
 import os
 import pwd
 import stat
-from typing import List, Mapping, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Tuple
 
 CHECKSUMS = "sha256sums"
 """Files of a run, one per submission, with the sha256 of all that the job runs, for ``sha256sum --check``."""
 OWN_FOLDER = "own"
 """Link of a run to the folder beside the runs that belongs to the user: code, caches, secrets."""
 _SETTINGS = ("run.json", "job.sh", "job.json", "config.yaml")
+_CHANGED = "was changed after the submission; restore the file, or submit the run again"
 OTHERS_WRITE = 0o022
 
 
@@ -85,7 +86,9 @@ def _digest_in_record(run_dir: str, submission: int) -> str:
 
 
 def check_contents(run_dir: str, submission: int, digest: str, *, below: str = "") -> None:
-    """Check that the files of a run are those that were submitted. ``check_run`` comes first.
+    """Check that the files of a run are those that were submitted.
+
+    The caller has checked their owners.
 
     Args:
         run_dir: folder of the run.
@@ -99,10 +102,10 @@ def check_contents(run_dir: str, submission: int, digest: str, *, below: str = "
     path = checksums_file(run_dir, submission)
     sums = _read(path)
     if hashlib.sha256(sums).hexdigest() != digest:
-        raise TrustError(f"{path} was changed after the submission")
+        raise TrustError(f"{path} {_CHANGED}")
     for expected, name in parse_checksums(sums):
         if name.startswith(below) and hashlib.sha256(_read(f"{run_dir}/{name}")).hexdigest() != expected:
-            raise TrustError(f"{run_dir}/{name} was changed after the submission")
+            raise TrustError(f"{run_dir}/{name} {_CHANGED}")
 
 
 def checksums_file(run_dir: str, submission: int) -> str:
@@ -178,10 +181,7 @@ def check_folder(path: str) -> None:
     Raises:
         TrustError: names the folder and its owner.
     """
-    facts = _lstat(path)
-    if not stat.S_ISDIR(facts.st_mode):
-        raise TrustError(f"{path} is {_kind(facts.st_mode)} of {user_name(facts.st_uid)}, not a folder")
-    _check_owner(path, facts)
+    _check_kind(path, stat.S_ISDIR, "a folder")
 
 
 def check_file(path: str) -> None:
@@ -190,9 +190,13 @@ def check_file(path: str) -> None:
     Raises:
         TrustError: names the file and its owner.
     """
+    _check_kind(path, stat.S_ISREG, "a file")
+
+
+def _check_kind(path: str, is_kind: Callable[[int], bool], kind: str) -> None:
     facts = _lstat(path)
-    if not stat.S_ISREG(facts.st_mode):
-        raise TrustError(f"{path} is {_kind(facts.st_mode)} of {user_name(facts.st_uid)}, not a file")
+    if not is_kind(facts.st_mode):
+        raise TrustError(f"{path} is {_kind(facts.st_mode)} of {user_name(facts.st_uid)}, not {kind}")
     _check_owner(path, facts)
 
 

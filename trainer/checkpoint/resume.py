@@ -178,14 +178,18 @@ def restore(
         _report_other_kernels(metadata.kernels, kernels)
     if metadata is None or (source == _START_POINT and (checkpoint.finetune or metadata.is_imported)):
         return path
+    _load_progress(progress, metadata, path, keeps_seed=source == _START_POINT and checkpoint.no_load_rng)
+    return path
+
+
+def _load_progress(progress: TrainingProgress, metadata: CheckpointMetadata, path: Path, *, keeps_seed: bool) -> None:
     seed = progress.seed
     try:
         progress.load(metadata.progress)
     except KeyError as error:
         raise CheckpointError(f"{path / METADATA}: progress has no {error}") from None
-    if source == _START_POINT and checkpoint.no_load_rng:
+    if keeps_seed:
         progress.seed = seed
-    return path
 
 
 def _check_nothing_is_saved(saved: SavedProgress | None, save: Path | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -256,11 +257,9 @@ def _build_loop(
     save = _save_root(config, run)
     number = run.attempt if run is not None else 1
     labels = selection.labels
-    record = run.saved if run is not None else None
     writer = None
     if save is not None:
-        fence = (attempt.fencing_token, attempt.lock)
-        writer = CheckpointWriter(save, config, data.vocab_size, number, device, labels, record, *fence)
+        writer = _build_writer(attempt, save, number, data.vocab_size, device, labels)
         writer.prepare(mesh.rank, has_saved=saved is not None)
     attempt.heartbeat.beat(0, "loading")
     restored = restore(config, save, model, optimizer, progress, device, labels, saved)
@@ -270,9 +269,8 @@ def _build_loop(
     data.use_library(loaded_path())
     loader = _build_loader(config, mesh, data, progress, device)
     resources.callback(loader.close)
-    metrics = None
-    if run is not None and mesh.rank == 0:
-        metrics = MetricsFile(run.metrics, attempt.lock)
+    metrics = MetricsFile(run.metrics, attempt.lock) if run is not None and mesh.rank == 0 else None
+    if metrics is not None:
         resources.callback(metrics.close)
     speed = SpeedScale(
         tokens_per_iteration=config.global_batch_size(mesh.dp) * config.tokens_per_sample,
@@ -299,6 +297,14 @@ def _build_loop(
         attempt=number,
         saved_iteration=saved_iteration,
     )
+
+
+def _build_writer(
+    attempt: _Attempt, save: Path, number: int, vocab_size: int, device: torch.device, labels: Mapping[str, str]
+) -> CheckpointWriter:
+    record = attempt.run.saved if attempt.run is not None else None
+    fence = (attempt.fencing_token, attempt.lock)
+    return CheckpointWriter(save, attempt.config, vocab_size, number, device, labels, record, *fence)
 
 
 def _is_own(restored: Path | None, save: Path | None) -> bool:

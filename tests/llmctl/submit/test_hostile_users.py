@@ -61,12 +61,12 @@ class Shared:
         return self.root / name
 
     def ran_as(self, uid: int, name: str) -> list[str]:
-        """What the jobs of a user have written."""
+        """Lines that the jobs of a user have written."""
         witness = self.folder / f"home-{uid}" / name
         return witness.read_text().split() if witness.exists() else []
 
     def start_again(self, uid: int, script: str) -> "subprocess.CompletedProcess[str]":
-        """What a scheduler does with a job that waited, or that it requeues: run its own copy of job.sh."""
+        """Run a scheduler's own copy of job.sh, as after a wait or a requeue."""
         with tempfile.NamedTemporaryFile("w", suffix=".sh") as spooled:
             spooled.write(script)
             spooled.flush()

@@ -115,7 +115,10 @@ def test_code_outside_the_folder_of_the_runs_is_refused(run_dir, tmp_path):
 def test_a_change_after_the_submission_is_named(run_dir, name):
     with (run_dir / name).open("a") as file:
         file.write("more\n")
-    assert refusal(run_dir) == f"{run_dir}/{name} was changed after the submission"
+    assert (
+        refusal(run_dir)
+        == f"{run_dir}/{name} was changed after the submission; restore the file, or submit the run again"
+    )
 
 
 def test_the_folder_of_another_run_in_the_place_of_this_one_is_refused(run_dir):
