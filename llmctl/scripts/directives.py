@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmctl.scripts.errors import ScriptError
-from llmctl.site.job import NAME, WORD
+from llmctl.site.job import NAME, NODE, WORD, parse_nodes
 
 _DIRECTIVE = re.compile(r"#(\$|SBATCH|PBS|BSUB)[ \t]+(-.*)")
 _OUTPUT = "output goes to the run directory; see llmctl logs"
 _PROFILE = "the cluster's profile decides this"
 _MAIL = "llmctl sends no mail; see llmctl status"
 _LAYOUT = "runs begin in their run directory"
+_SGE_EXCLUDED = re.compile(r"!\(?([^()!&*?]+)\)?")
+"""Names of hosts that a job shall not have, as in ``h=!(n1|n2)``; see complex(5), RESTRING."""
 _SGE_LIMITS = frozenset(
     ("h_rt", "s_rt", "h_vmem", "s_vmem", "mem", "mem_free", "hostname", "h", "arch", "USE_SSH", "USE_BEEOND")
 )
@@ -95,6 +97,8 @@ def _sge(option: str, value: str) -> Iterator[_Found]:
             name, _, amount = part.partition("=")
             if name == "h_rt":
                 yield "time", _clock(amount, seconds=True), ""
+            elif name in ("h", "hostname") and (excluded := _SGE_EXCLUDED.fullmatch(amount)) is not None:
+                yield "exclude", excluded[1].split("|"), ""
             elif name in _SGE_LIMITS or not (amount or "1").isdigit():
                 yield "", None, _PROFILE
             else:
@@ -114,6 +118,7 @@ def _slurm(option: str, value: str) -> Iterator[_Found]:
         "-A": "--account",
         "-J": "--job-name",
         "-G": "--gpus",
+        "-x": "--exclude",
     }
     name = short.get(option[:2], option) if not option.startswith("--") else option
     value = value or (option[2:] if not option.startswith("--") else "")
@@ -125,6 +130,8 @@ def _slurm(option: str, value: str) -> Iterator[_Found]:
         yield "time", _slurm_clock(value), ""
     elif name in ("--gpus-per-node", "--gres") and gpus is not None:
         yield "gpus_per_node", int(gpus[1]), ""
+    elif name == "--exclude":
+        yield "exclude", parse_nodes(value), ""
     elif name == "--container-image":
         yield "container", value, ""
     elif name == "--container-mounts":
@@ -202,6 +209,8 @@ def _variables(value: str) -> Iterator[_Found]:
 def _checked(line: int, shown: str, key: str, value: Any, reason: str) -> JobWord:
     if key == "ranks":
         return JobWord(line, shown, "", value, reason)
+    if key == "exclude":
+        return excluded_nodes(line, shown, value)
     if (
         key == "name"
         and not NAME.fullmatch(str(value))
@@ -212,6 +221,13 @@ def _checked(line: int, shown: str, key: str, value: Any, reason: str) -> JobWor
     if value is _WRONG:
         raise ScriptError(line, f"{shown}: the number or time cannot be read")
     return JobWord(line, shown, key, value, reason)
+
+
+def excluded_nodes(line: int, shown: str, nodes: list[str]) -> JobWord:
+    """Words that leave out nodes. A file of their names is not read, because only the cluster may have it."""
+    if nodes and all(NODE.fullmatch(node) for node in nodes):
+        return JobWord(line, shown, "exclude", nodes)
+    return JobWord(line, shown, reason="names no nodes that can be read here; give them with --exclude")
 
 
 _WRONG = object()

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from llmctl.scripts.directives import JobWord
+from llmctl.scripts.directives import JobWord, excluded_nodes
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.launch_words import (
     ENV,
     ENV_PAIR,
+    EXCLUDE,
     IMAGE,
     LAUNCHERS,
     MOUNTS,
@@ -21,6 +22,7 @@ from llmctl.scripts.launch_words import (
 )
 from llmctl.scripts.shell.state import Run
 from llmctl.scripts.shell.values import Chunk, Value, missing_of, text_of
+from llmctl.site.job import parse_nodes
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?|pypy3?")
 _TRAINS = re.compile(r"(?:.*/)?(?:pretrain_\w+|train_\w+|train|finetune\w*|main|run_\w+)\.py")
@@ -191,6 +193,8 @@ def _note(launcher: Launcher, key: str, option: str, values: list[Value], found:
         mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in text_of(value).split(",") if mount]
         if missing_of(value) is None:
             found.words.append(JobWord(line, shown, "mounts", mounts))
+    elif meaning == EXCLUDE:
+        found.words.append(excluded_nodes(line, shown, [] if missing_of(value) else parse_nodes(text_of(value))))
     elif meaning in (ENV, ENV_PAIR):
         name, equals, _ = text_of(value).partition("=")
         if meaning == ENV_PAIR and len(values) > 1:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-NODES, RANKS_PER_NODE, RANKS, IMAGE, MOUNTS, ENV, ENV_PAIR = (
-    *("nodes", "ranks per node", "ranks", "image", "mounts", "env", "env pair"),
+NODES, RANKS_PER_NODE, RANKS, IMAGE, MOUNTS, EXCLUDE, ENV, ENV_PAIR = (
+    *("nodes", "ranks per node", "ranks", "image", "mounts", "exclude", "env", "env pair"),
 )
 
 
@@ -75,10 +75,11 @@ _SRUN = Launcher(
         **dict.fromkeys(("ntasks_per_node", "gpus_per_node", "gres"), RANKS_PER_NODE),
         "container_image": IMAGE,
         "container_mounts": MOUNTS,
+        **dict.fromkeys(("x", "exclude"), EXCLUDE),
     },
     _words(
         "G gpus c cpus_per_task container_name container_workdir container_env container_save mpi "
-        "w nodelist x exclude p partition A account t time J job_name o output e error i input export jobid D chdir "
+        "w nodelist p partition A account t time J job_name o output e error i input export jobid D chdir "
         "cpu_bind gpu_bind gpus_per_task mem mem_bind mem_per_gpu mem_per_cpu wait W threads_per_core distribution m "
         "network reservation q qos C constraint d dependency het_group"
     ),

@@ -100,11 +100,30 @@ srun --container-image=image.sqsh --container-mounts /data:/data,/w bash -c "dee
         ("#PBS -q rt_HF\n#PBS -l select=2:mpiprocs=8,walltime=2:00:00 -P g1", {"resource_type": "rt_HF", "nodes": 2}),
         ("#BSUB -nnodes 4 -W 90 -q batch", {"nodes": 4, "time": "1:30:00", "queue": "batch"}),
         ("#SBATCH -N4 --gres=gpu:a100:8", {"nodes": 4, "gpus_per_node": 8}),
+        ("#SBATCH --exclude=n[1-3,7],n9", {"exclude": ["n[1-3,7]", "n9"]}),
+        ("#SBATCH -x n4", {"exclude": ["n4"]}),
+        ("#SBATCH -xn4", {"exclude": ["n4"]}),
+        ("#$ -l 'h=!(n1|n2)' -l rt_F=2", {"exclude": ["n1", "n2"], "nodes": 2}),
+        ("#$ -l hostname=!n1", {"exclude": ["n1"]}),
     ],
 )
 def test_directives_of_each_scheduler(directive: str, keys: dict[str, object], tmp_path: Path) -> None:
     job = read(f"{directive}\npython pretrain_gpt.py {FLAGS}", tmp_path).sections["job"]
     assert keys.items() <= job.items()
+
+
+def test_excluded_nodes_of_srun_and_words_that_name_no_nodes(tmp_path: Path) -> None:
+    found = read(f"#SBATCH --exclude=n1\nsrun -x n2,n3 python pretrain_gpt.py {FLAGS}", tmp_path)
+    assert found.sections["job"]["exclude"] == ["n2", "n3"]
+    for script in (
+        f"#SBATCH --exclude=/site/bad_nodes\n{TRAIN}",
+        f"#$ -l h=!(n1*|n2)\n{TRAIN}",
+        f"#$ -l h=n1\n{TRAIN}",
+        f"srun --exclude=$BAD python pretrain_gpt.py {FLAGS}",
+    ):
+        found = read(script, tmp_path)
+        assert "exclude" not in found.sections.get("job", {}) and found.ignored == 1
+    assert "--exclude (line 1): names no nodes that can be read here; give them with --exclude" in found.text
 
 
 def test_nothing_of_a_script_is_executed(tmp_path: Path) -> None:
