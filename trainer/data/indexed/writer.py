@@ -15,10 +15,11 @@ from typing_extensions import Self
 
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import files_of
+from trainer.data.indexed.lock_holder import holders_of, name_holder
 from trainer.data.indexed.tables import IndexedDatasetTables, TableFiles
 
 _BUFFER = 1 << 20
-_LOCKED = "documents"
+_LOCK = "lock"
 
 
 class DatasetChecksums(NamedTuple):
@@ -47,11 +48,11 @@ class IndexedDatasetWriter:
         self._bin, self._idx = files_of(prefix)
         prefix.parent.mkdir(parents=True, exist_ok=True)
         self._partial = _partials(prefix)
-        self._files: dict[str, BinaryIO] = {_LOCKED: _open_locked(self._partial[_LOCKED])}
+        self._files: dict[str, BinaryIO] = {_LOCK: _open_locked(self._partial[_LOCK])}
         try:
-            for part in ("bin", "lengths"):
+            for part in ("bin", "lengths", "documents"):
                 self._files[part] = self._partial[part].open("w+b", buffering=_BUFFER)
-            files = TableFiles(*(self._files[part] for part in ("bin", "lengths", _LOCKED)))
+            files = TableFiles(*(self._files[part] for part in ("bin", "lengths", "documents")))
             self._tables = IndexedDatasetTables(self._bin, files, code)
         except BaseException:
             self.discard()
@@ -140,7 +141,7 @@ def remove_partials(prefix: Path) -> None:
     partials = _partials(prefix)
     if not any(path.exists() for path in partials.values()):
         return
-    with _open_locked(partials[_LOCKED]):
+    with _open_locked(partials[_LOCK]):
         for path in partials.values():
             path.unlink(missing_ok=True)
 
@@ -150,24 +151,25 @@ def _partials(prefix: Path) -> dict[str, Path]:
 
     Removing the last one releases the lock.
     """
-    return {part: prefix.with_name(f"{prefix.name}.{part}.partial") for part in ("bin", "idx", "lengths", _LOCKED)}
+    parts = ("bin", "idx", "lengths", "documents", _LOCK)
+    return {part: prefix.with_name(f"{prefix.name}.{part}.partial") for part in parts}
 
 
 def _open_locked(path: Path) -> BinaryIO:
-    """Open ``path``, truncated, with an exclusive lock.
+    """Open ``path`` with an exclusive lock; the file names this process.
 
     Raises:
         DataError: another process has the lock.
         OSError: the file cannot be created.
     """
     while True:
-        file = path.open("a+b", buffering=_BUFFER)
+        file = path.open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             raise DataError(
-                f"{path}: another process is writing this dataset; wait for its end, or choose another prefix"
+                f"{path}: {holders_of([path])} is writing this dataset; wait for its end, or choose another prefix"
             ) from None
         except OSError:
             # Some parallel file systems are mounted without locks; another process cannot be detected there.
@@ -175,9 +177,7 @@ def _open_locked(path: Path) -> BinaryIO:
         # The former holder may have renamed or removed the file in between.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                # Discard what a killed process has left.
-                file.truncate(0)
-                file.seek(0)
+                name_holder(file.fileno())
                 return file
         file.close()
 

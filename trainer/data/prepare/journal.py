@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from trainer.data.errors import DataError
 from trainer.data.indexed.cache_entry import LEFT_OVER_SECONDS, remove_older
+from trainer.data.indexed.lock_holder import holders_of, name_holder
 from trainer.data.prepare.chunk_work import part_file_path
 from trainer.data.prepare.chunks import TextDocument
 from trainer.data.prepare.encoding import Recipe
@@ -24,7 +25,6 @@ from trainer.data.prepare.node_status import NodeStatusFiles
 
 _PLAN = "plan.json"
 _PART_FILE = re.compile(r"(\d{8,})\.shard")
-_HOLDER = re.compile(r"process \d+ on \S+")
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,15 @@ class Journal:
         own = self.folder / f"node-{node}.lock"
 
         def same() -> str:
-            holders = _holders(sorted(self.folder.glob("node-*.lock")))
+            holders = holders_of(sorted(self.folder.glob("node-*.lock")))
             return f"{self.folder}: the same output is being prepared by {holders}; wait for the end, or end it"
 
         def ours() -> str:
-            return f"{self.folder}: {_holders([own])} is already node {node}; give each node a different --node"
+            return f"{self.folder}: {holders_of([own])} is already node {node}; give each node a different --node"
 
         with ExitStack() as locks:
             locks.enter_context(_lock(self.folder / "lock", not is_alone, same))
-            _name_holder(locks.enter_context(_lock(own, False, ours)))
+            name_holder(locks.enter_context(_lock(own, False, ours)).fileno())
             if is_alone:
                 # Of nodes that were killed: they would be named as holders.
                 for path in self.folder.glob("node-*.lock"):
@@ -254,23 +254,6 @@ def _lock(path: Path, shared: bool, refusal: Callable[[], str]) -> Iterator[Bina
         except OSError:
             pass  # a file system without locks, such as Lustre mounted without flock
         yield file
-
-
-def _name_holder(file: BinaryIO) -> None:
-    """Write this process into its lock file, for the message of a refused start."""
-    with suppress(OSError):  # a full disk: the refusal says "another process"
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
-        file.flush()
-
-
-def _holders(paths: Sequence[Path]) -> str:
-    """The processes that the lock files name."""
-    found = []
-    for path in paths:
-        with suppress(OSError):
-            found.append(path.read_text(encoding="utf-8", errors="replace"))
-    return " and ".join(text for text in found if _HOLDER.fullmatch(text)) or "another process"
 
 
 def _difference(found: dict[str, Any], plan: dict[str, Any]) -> str:
