@@ -89,7 +89,8 @@ def _select(context: Context, references: Sequence[str], cluster: str, every: bo
         try:
             _, unread = context.index.rebuild(Path(context.runs_root(profile)), context.connect(profile))
             if unread:
-                say(f"{cluster}: {unread} runs cannot be read and are left out; they may be other users'")
+                whose = "they may be other users', or of a newer llmctl"
+                say(f"{cluster}: {unread} runs cannot be read and are left out; {whose}")
         except SchedulerError as error:
             say(f"{cluster}: cannot search its runs_root: {error.message}")
     if references:

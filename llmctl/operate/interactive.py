@@ -16,13 +16,12 @@ from llmctl.context import ClusterSession, Context, is_remote, resolve_profile_p
 from llmctl.errors import ProfileError, SchedulerError
 from llmctl.paths import profile_files
 from llmctl.site.container import ContainerPlan, plan_container
-from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.checks import job_problems
 from llmctl.submit.environment_checks import check_container_runtime, visible_gpus
 from llmctl.submit.render import HostRendezvous, interactive_script
 from llmctl.submit.request import AskedJob, build_request, image_of, job_python, node_size
-from llmctl.submit.resolve import Flag, job_section, job_spec, resolve
+from llmctl.submit.resolve import Flag, job_section, job_spec, recorded_job_spec, resolve
 from llmctl.submit.snapshot import store_supervisor, store_trainer
 from llmctl.submit.start_ssh import address_of_second
 from llmctl.supervisor.trust import OWN_FOLDER
@@ -194,7 +193,7 @@ def _container_of(
     """
     if attachment.place is None:
         return None, ""
-    job, own_mounts = JobSpec.from_plain(attachment.record.job), (str(attachment.record.run_dir.parent),)
+    job, own_mounts = recorded_job_spec(attachment.record), (str(attachment.record.run_dir.parent),)
     plan = plan_container(job, profile, cwd=attachment.record.cwd or str(context.cwd), own_mounts=own_mounts)
     if plan is not None and plan.runtime == "pyxis" and profile.container.name is None:
         return None, (
@@ -206,7 +205,7 @@ def _container_of(
 
 def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
     """Cores per node of a run's job."""
-    spec = JobSpec.from_plain(attachment.record.job)
+    spec = recorded_job_spec(attachment.record)
     size = node_size(spec, profile, on_cpu=attachment.is_on_cpu)
     return build_request(spec, profile, load_backend(profile.scheduler), size, name=NAME, run_dir="").cores_per_node
 

@@ -144,7 +144,9 @@ class RunIndex:
         try:
             values = parse_json(path, path.read_bytes())
             check_types(values, _ENTRY_TYPES)
-            return IndexEntry(**{**values, "run_dir": Path(values["run_dir"]), "job_ids": tuple(values["job_ids"])})
+            # A newer llmctl may have added keys.
+            known = {key: value for key, value in values.items() if key in IndexEntry.__dataclass_fields__}
+            return IndexEntry(**{**known, "run_dir": Path(values["run_dir"]), "job_ids": tuple(values["job_ids"])})
         except (OSError, RecordError, KeyError, TypeError):
             return None
 

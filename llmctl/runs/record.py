@@ -5,11 +5,12 @@ Written to a temporary file and renamed, mode 0600, so that readers never see ha
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmctl import __version__
 from llmctl.backends.base import SubmittedJob
 from llmctl.errors import RecordError
 from llmctl.transport.file_reads import FileRead
@@ -147,13 +148,16 @@ class RunRecord:
         """Parse ``text``, the run.json of ``run_dir``, which belongs to ``owner`` unless that is empty.
 
         Raises:
-            RecordError: the text is damaged, or is no record.
+            RecordError: the text is damaged, or is no record, or has keys of a newer llmctl.
         """
         path = run_dir / "run.json"
         values = parse_json(path, text)
         try:
             if values["schema"] != SCHEMA:
                 raise RecordError(f"{path}: schema {values['schema']} is unknown to this llmctl; use a newer llmctl")
+            known = cls.__dataclass_fields__.keys() - {"owner"} | {"schema"}
+            if unknown := [*sorted(values.keys() - known), *_unknown_below(values["submissions"])]:
+                raise newer_record(run_dir, unknown, values.get("llmctl_version"))
             values = {"cwd": None, "template": None, **values, "owner": owner}
             fields = {name: values[name] for name in cls.__dataclass_fields__}
             check_types(values, _RECORD_TYPES)
@@ -237,6 +241,33 @@ def new_run_id(name: str, local_time: str) -> str:
         local_time: ``yymmdd-hhmmss``.
     """
     return f"{name}-{local_time}-{os.urandom(2).hex()}"
+
+
+def newer_record(run_dir: Path, unknown: Sequence[str], version: object) -> RecordError:
+    """Error for the record of a run with keys that only a newer llmctl knows.
+
+    Args:
+        run_dir: of the run.
+        unknown: the keys.
+        version: of llmctl at the run's first submission, as the record has it.
+    """
+    keys = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+    which = "these keys" if len(unknown) > 1 else "this key"
+    is_other = isinstance(version, str) and version != __version__
+    writer = f"llmctl {version}, which submitted the run, or " if is_other else ""
+    return RecordError(
+        f"{run_dir / 'run.json'}: llmctl {__version__} does not know {which} of the record: {keys}; "
+        f"use {writer}a newer llmctl"
+    )
+
+
+def _unknown_below(submissions: Any) -> Iterator[str]:
+    """Keys of submissions and their jobs that this llmctl does not know; of values of any type."""
+    entries = [entry for entry in submissions if isinstance(entry, dict)] if isinstance(submissions, list) else []
+    jobs = [job for entry in entries if isinstance(entry.get("jobs"), list) for job in entry["jobs"]]
+    for name, found, known in (("submissions", entries, Submission), ("submissions.jobs", jobs, SubmittedJob)):
+        keys = {key for values in found if isinstance(values, dict) for key in values}
+        yield from (f"{name}.{key}" for key in sorted(keys - known.__dataclass_fields__.keys()))
 
 
 def _submission_of(values: Mapping[str, Any]) -> Submission:

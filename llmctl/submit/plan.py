@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmctl import __version__
 from llmctl.context import ClusterSession, Context
-from llmctl.errors import RecordError, UsageError
+from llmctl.errors import UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
-from llmctl.site.job import JobError, JobSpec, parse_nodes
+from llmctl.site.job import parse_nodes
 from llmctl.site.profile import overlay
 from llmctl.submit.checks import PathCheck, check_job
 from llmctl.submit.config_file import find_config, found_config_warning
@@ -23,7 +23,15 @@ from llmctl.submit.host_checks import resume_problems
 from llmctl.submit.origins import Origin, Problem, Resolved
 from llmctl.submit.render import RenderedJob, render
 from llmctl.submit.request import JobPlan, plan_job
-from llmctl.submit.resolve import Flag, job_section, job_spec, parse_settings, resolve, training_config
+from llmctl.submit.resolve import (
+    Flag,
+    job_section,
+    job_spec,
+    parse_settings,
+    recorded_job_spec,
+    resolve,
+    training_config,
+)
 from llmctl.transport.file_writes import PathFacts
 from trainer.config.train_config import TrainConfig
 
@@ -188,15 +196,12 @@ def plan_resume(
         UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
         RecordError: the record's job is invalid, or the snapshot of the run's code is missing.
     """
+    before = recorded_job_spec(record)
     session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
     flags = _resume_flags(settings, nodes, exclude)
     resolved = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
-    try:
-        before = JobSpec.from_plain(record.job)
-    except (JobError, TypeError) as error:
-        raise RecordError(f"{record.run_dir / 'run.json'}: job: {error}") from None
     spec = job_spec(resolved, section, record.name, after=None, command=before.command)
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmctl.context import ClusterSession, Context, expand
-from llmctl.errors import ConfigFileError, UsageError
+from llmctl.errors import ConfigFileError, RecordError, UsageError
 from llmctl.paths import UserFolders
+from llmctl.runs.record import RunRecord, newer_record
 from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import expand_home, overlay
 from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
@@ -176,6 +177,20 @@ def job_spec(resolved: Resolved, section: JobConfig, default_name: str, **more: 
         return JobSpec.from_plain({**values, "name": section.name or default_name, "time_s": time_s, **more})
     except JobError as error:
         raise resolved.error([Problem(f"job.{error.key}", error.problem)]) from None
+
+
+def recorded_job_spec(record: RunRecord) -> JobSpec:
+    """The job of a run's last submission.
+
+    Raises:
+        RecordError: the record has keys of a newer llmctl, or invalid values.
+    """
+    if unknown := sorted(record.job.keys() - JobSpec.__dataclass_fields__.keys()):
+        raise newer_record(record.run_dir, [f"job.{key}" for key in unknown], record.llmctl_version)
+    try:
+        return JobSpec.from_plain(record.job)
+    except (JobError, TypeError) as error:
+        raise RecordError(f"{record.run_dir / 'run.json'}: job: {error}") from None
 
 
 def _section_problems(error: "ValidationError") -> Iterator[Problem]:

@@ -153,6 +153,22 @@ def test_a_run_without_its_directory_is_unknown_not_an_error(home, index, capsys
     assert "last seen running" in seen["detail"]
 
 
+def test_a_run_of_a_newer_llmctl_is_named_beside_the_other_runs(home, index, job, capsys):
+    finished(home, index, job, "b-1")
+    run = make_run(home / "runs", "a-1").submit(None)
+    index.add(run.record)
+    values = {**json.loads((run.path / "run.json").read_text()), "budget": 1, "llmctl_version": "9.1"}
+    (run.path / "run.json").write_text(json.dumps(values))
+    assert main(["status", "--json", "--cluster", "local"]) == 0
+    shown = capsys.readouterr()
+    seen = {run["run_id"]: run for run in json.loads(shown.out)["runs"]}
+    assert (seen["b-1"]["state"], seen["a-1"]["state"]) == ("completed", "unknown")
+    assert "does not know this key of the record: budget; use llmctl 9.1" in seen["a-1"]["detail"]
+    assert "1 runs cannot be read and are left out; they may be other users', or of a newer llmctl" in shown.err
+    assert main(["resume", "a-1"]) == 5
+    assert "does not know this key of the record: budget; use llmctl 9.1" in capsys.readouterr().err
+
+
 def test_watch_ends_when_all_have_ended(home, index, job, capsys):
     run = make_run(home / "runs").submit(job)
     attempt = run.start_attempt()

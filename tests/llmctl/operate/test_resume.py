@@ -270,3 +270,13 @@ def test_a_run_of_an_older_llmctl_gets_no_keys_that_its_code_does_not_know(home)
     assert new == {**old, "checkpoint": {**old["checkpoint"], "wait_for_folder_s": 5.0}}
     same = plan_resume(context, record, dry_run=True).record.config
     assert same == record.config
+
+
+def test_a_job_of_a_newer_llmctl_is_refused(home):
+    made = make_run(home / "runs", "a-1").submit(None)
+    record = replace(made.record, job={**made.record.job, "budget": 3}, llmctl_version="9.1")
+    context = Context.of((), (), dict(os.environ), home)
+    with pytest.raises(
+        RecordError, match=r"run\.json: .* does not know this key of the record: job\.budget; use llmctl 9"
+    ):
+        plan_resume(context, record, dry_run=True)

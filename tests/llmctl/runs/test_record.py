@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llmctl import __version__
 from llmctl.backends.base import SubmittedJob
 from llmctl.errors import RecordError
 from llmctl.runs.index import RunIndex
@@ -109,6 +110,36 @@ def test_values_of_another_type_are_damage_too(tmp_path, change):
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RecordError, match="is not a run record"):
         RunRecord.load(record.run_dir, TRANSPORT)
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [("9.1", "use llmctl 9.1, which submitted the run, or a newer llmctl"), (__version__, "use a newer llmctl")],
+)
+def test_a_record_with_keys_of_a_newer_llmctl_is_refused_in_one_sentence(tmp_path, version, remedy):
+    record = saved(tmp_path, "a-1", jobs=("12",))
+    path = record.run_dir / "run.json"
+    values = {**json.loads(path.read_text()), "llmctl_version": version}
+    (submission,) = values["submissions"]
+    deeper = {**submission, "site": 1, "jobs": [{**job, "array": 2} for job in submission["jobs"]]}
+    for change, keys in (
+        ({"budget": 1}, "this key of the record: budget"),
+        ({"budget": 1, "submissions": [deeper]}, "budget, submissions.site, submissions.jobs.array"),
+        ({f"k{number}": 1 for number in range(7)}, "these keys of the record: k0, k1, k2, k3, k4 and 2 more"),
+    ):
+        path.write_text(json.dumps({**values, **change}))
+        with pytest.raises(RecordError) as error:
+            RunRecord.load(record.run_dir, TRANSPORT)
+        assert error.value.message.startswith(f"{path}: llmctl {__version__} does not know")
+        assert keys in error.value.message and error.value.message.endswith(remedy)
+
+
+def test_an_entry_with_keys_of_a_newer_llmctl_is_read(tmp_path):
+    index = RunIndex(tmp_path)
+    index.add(record_of(tmp_path, "a-1"))
+    path = index.folder / "a-1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "budget": 1}))
+    assert [entry.run_id for entry in index.entries()] == ["a-1"]
 
 
 def test_a_damaged_entry_hides_no_other(tmp_path):
