@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CLUSTER = "local"
 """The cluster of users who name no cluster. Its profile comes with llmctl."""
-SECRETS_FOLDER = "secrets"
 """In the user's own folder beside the runs: every node can read and write there. Home directories may lack that."""
 
 
@@ -323,7 +322,7 @@ def secrets_file(context: Context, profile: ClusterProfile, run_dir: Path, submi
     the run directories, to which the run has a link. Each host without shared files has such a folder.
     """
     from llmctl.backends import capabilities_of
-    from llmctl.supervisor.trust import OWN_FOLDER
+    from llmctl.supervisor.trust import OWN_FOLDER, SECRETS_FOLDER
 
     if capabilities_of(profile.scheduler).starts_in_place and not is_remote(profile):
         return f"{context.folders.secrets}/{run_dir.name}.{submission}"

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import stat
 from typing import Callable, List, Mapping, Optional, Tuple
 
@@ -16,6 +17,10 @@ CHECKSUMS = "sha256sums"
 """Files of a run, one per submission, with the sha256 of all that the job runs, for ``sha256sum --check``."""
 OWN_FOLDER = "own"
 """Link of a run to the folder beside the runs that belongs to the user: code, caches, secrets."""
+SECRETS_FOLDER = "secrets"
+"""Folder in it with a file RUN.SUBMISSION for the secrets of each submission."""
+_SECRETS = re.compile(r"([A-Za-z0-9].*)\.\d+|\.([A-Za-z0-9].*)\.\d+\.[0-9a-f]{12}")
+"""Such a file, or the temporary file with which llmctl writes it."""
 _SETTINGS = ("run.json", "job.sh", "job.json", "config.yaml")
 _CHANGED = "was changed after the submission; restore the file, or submit the run again"
 OTHERS_WRITE = 0o022
@@ -137,6 +142,36 @@ def check_root(runs_root: str) -> None:
                 runs_root, user_name(facts.st_uid), _mode(facts.st_mode)
             )
         )
+
+
+def left_secrets(own: str, runs_root: str) -> List[str]:
+    """Files of secrets of runs that have no folder any more: nothing else knows of them.
+
+    A run has its folder before its secrets are written, so secrets on their way to a job are not among them.
+
+    Args:
+        own: the folder beside the runs that belongs to this user, checked before.
+        runs_root: folder of the runs.
+    """
+    folder = f"{own}/{SECRETS_FOLDER}"
+    try:
+        check_folder(folder)
+        names = sorted(os.listdir(folder))
+    except (TrustError, OSError):
+        return []
+    matches = [(name, _SECRETS.fullmatch(name)) for name in names]
+    return [f"{folder}/{name}" for name, found in matches if found and _is_gone(f"{runs_root}/{found[1] or found[2]}")]
+
+
+def _is_gone(path: str) -> bool:
+    """True if a path is certainly absent; a folder that cannot be searched is no proof."""
+    try:
+        _lstat(path)
+    except MissingError:
+        return True
+    except TrustError:
+        return False
+    return False
 
 
 def user_name(uid: int) -> str:

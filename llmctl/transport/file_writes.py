@@ -74,7 +74,7 @@ def make_own_folder(runs_root: str, name: str | None = None) -> tuple[str, str]:
     """Make the folder of this user alone beside the runs, mode 0700, unless it exists and is one.
 
     A job runs the code in it. If others may write to ``runs_root``, which belongs to this user, the folder gets the
-    sticky bit: without the bit, others could rename what is in it.
+    sticky bit: without the bit, others could rename what is in it. Secrets of runs that are gone are removed.
 
     Args:
         runs_root: folder of the runs; made if missing.
@@ -100,6 +100,9 @@ def make_own_folder(runs_root: str, name: str | None = None) -> tuple[str, str]:
         trust.check_folder(str(folder))
     except trust.TrustError as error:
         raise PermissionError(errno.EPERM, f"{error}; have it removed") from None
+    for left in trust.left_secrets(str(folder), str(root)):
+        with suppress(OSError):
+            Path(left).unlink()
     return folder.name, "" if is_new else note
 
 

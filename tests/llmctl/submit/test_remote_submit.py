@@ -5,6 +5,7 @@ The login node is this machine with another home directory (``OtherMachine``); t
 
 import json
 import os
+import shutil
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,7 +95,7 @@ def write_profile(here: Path, **changes: object) -> None:
 
 def plan(context: Context, *settings: str, **more):
     settings = ("training.device=cpu", *settings) if not more.get("command") else settings
-    return plan_submission(context, Request("c.yaml", "far", settings=settings, run_id="r", **more))
+    return plan_submission(context, Request("c.yaml", "far", settings=settings, **{"run_id": "r", **more}))
 
 
 def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
@@ -133,6 +134,16 @@ def test_a_refused_remote_submit_leaves_nothing_on_either_machine(context, tmp_p
     assert sorted(path.name for path in (tmp_path / "there/runs").iterdir()) == [OWN]
     assert list((tmp_path / f"there/runs/{OWN}/secrets").iterdir()) == []
     assert context.index.entries() == []
+
+
+def test_secrets_of_a_run_whose_folder_is_gone_are_removed_at_the_next_submit(context, tmp_path):
+    runs = tmp_path / "there/runs"
+    for run_id in ("gone", "kept"):
+        execute_plan(plan(context, run_id=run_id, secrets=("TOKEN",)), context)
+    shutil.rmtree(runs / "gone")
+    assert sorted(path.name for path in (runs / f"{OWN}/secrets").iterdir()) == ["gone.1", "kept.1"]
+    execute_plan(plan(context, run_id="new", secrets=("TOKEN",)), context)
+    assert sorted(path.name for path in (runs / f"{OWN}/secrets").iterdir()) == ["kept.1", "new.1"]
 
 
 def test_paths_are_the_other_machines(context, tmp_path):

@@ -222,3 +222,29 @@ def test_a_program_that_cannot_be_run_is_told_from_other_errors(transport, tmp_p
     with pytest.raises(SchedulerError, match="cannot be started: Argument list too long") as caught:
         transport.run(["true", "x" * (1 << 22)], timeout_s=HANG_S)
     assert not isinstance(caught.value, ProgramMissing)
+
+
+def test_only_secrets_of_runs_that_are_gone_are_removed(transport, tmp_path):
+    root = tmp_path / "runs"
+    own, _ = transport.make_own_folder(str(root))
+    secrets, other = root / own / "secrets", tmp_path / "other"
+    for folder in (secrets, other):
+        folder.mkdir(mode=0o700)
+    for run in ("here", "here.2"):
+        (root / run).mkdir()
+    (root / "dangling").symlink_to(tmp_path / "absent")
+    (other / "gone.1").touch()
+    kept = ["here.1", "here.2.7", "dangling.1", ".here.1.0123456789ab", "notes", ".hidden", "gone.x", "folder.1"]
+    left = ["gone.1", "gone.2.12", ".gone.1.123456789012", "link.1"]
+    for name in (*kept, *left):
+        (secrets / name).touch()
+    (secrets / "folder.1").unlink()
+    (secrets / "folder.1").mkdir()
+    (secrets / "link.1").unlink()
+    (secrets / "link.1").symlink_to(other / "gone.1")
+    transport.make_own_folder(str(root))
+    assert names(secrets) == sorted(kept)
+    shutil.rmtree(secrets)
+    secrets.symlink_to(other)
+    transport.make_own_folder(str(root))
+    assert names(other) == ["gone.1"]
