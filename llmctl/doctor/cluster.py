@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import stat
 from collections.abc import Mapping
 
 from llmctl.backends import capabilities_of, load_queue_backend
@@ -14,16 +15,23 @@ from llmctl.transport.file_writes import PathFacts
 
 Sections = Mapping[str, Section]
 
+_ABOVE = (
+    'for path in "$root" "$(realpath -m -- "$root")"; do until [ "${path:-/}" = / ]; do '
+    'path=$(dirname -- "$path"); stat -c "%a %u %U %n" -- "$(realpath -- "$path")"; done; done 2>/dev/null | sort -u'
+)
+"""Shell line: mode, owner and name of each folder above ``$root``, and above the target of its symbolic links."""
+_FOLDER = re.compile(r"([0-7]+) (\d+) ([^/]+) (/.*)")
 _LITTLE_GIB = 20
 _SKEW_S = 5
 
 
-def probes(profile: ClusterProfile, place: str | None) -> list[tuple[str, str]]:
+def probes(profile: ClusterProfile, runs_root: str | None, place: str | None) -> list[tuple[str, str]]:
     """Build the probes of a cluster's login node, as named shell lines.
 
     Args:
         profile: the cluster's profile.
-        place: runs_root, or its nearest existing parent; None if the profile names none.
+        runs_root: folder of the run directories; None if the profile names none.
+        place: runs_root, or its nearest existing parent; None if that is no folder.
     """
     asked = [
         ("who", "id -un; id -Gn"),
@@ -34,6 +42,8 @@ def probes(profile: ClusterProfile, place: str | None) -> list[tuple[str, str]]:
         ("home", 'df -PTk -- "$HOME"'),
         ("quota", "quota -w"),
     ]
+    if runs_root is not None:
+        asked.append(("above", f"root={shlex.quote(runs_root)}; {_ABOVE}"))
     if place is not None:
         folder = shlex.quote(place)
         asked += [
@@ -153,7 +163,26 @@ def judge_places(profile: ClusterProfile, runs_root: str, facts: PathFacts, sect
         return [Check("runs_root", "warning", detail, change)]
     if free_gib < _LITTLE_GIB:
         checks = [Check("runs_root", "warning", f"{room}: too little for checkpoints", change)]
-    return [*checks, *_shared(profile, runs_root, space, change), *_quotas(sections)]
+    return [*checks, *_above(sections), *_shared(profile, runs_root, space, change), *_quotas(sections)]
+
+
+def _above(sections: Sections) -> list[Check]:
+    """Warn of folders above runs_root in which others can rename the next folder. An ACL shows in the group's bits."""
+    lines = sections["above"].text.splitlines() if "above" in sections else []
+    checks = []
+    for found in filter(None, map(_FOLDER.fullmatch, lines)):
+        mode, uid, user, folder = found.groups()
+        bits = int(mode, 8)
+        if not bits & (stat.S_IWGRP | stat.S_IWOTH) or bits & stat.S_ISVTX:
+            continue
+        owner = f"user {uid}" if user == "UNKNOWN" else user
+        detail = (
+            f"others may write to {folder} (owner {owner}, mode {bits:04o}), which has no sticky bit: they can put "
+            "another folder in place of the one that leads to runs_root"
+        )
+        remedy = f"chmod go-w {shlex.quote(folder)}, or chmod +t, by {owner}; or another runs_root"
+        checks.append(Check("above runs_root", "warning", detail, remedy))
+    return checks
 
 
 def _unwritable(place: str, facts: PathFacts) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import sys
 from pathlib import Path
 
@@ -129,6 +130,24 @@ def test_a_problem_is_reported_with_its_remedy(
     assert checks[name][0] == state
     assert remedy in checks[name][2]
     assert found_code == code
+
+
+@pytest.mark.parametrize(("mode", "is_open"), [(0o777, True), (0o775, True), (0o1777, False), (0o755, False)])
+@pytest.mark.parametrize("way", ["runs", "link/of mine/runs"])
+def test_a_folder_above_the_runs_in_which_others_can_rename_is_named(login_node, capsys, tmp_path, mode, is_open, way):
+    above = tmp_path / "shared $(by all)"
+    (above / "of mine").mkdir(parents=True)
+    above.chmod(mode)
+    (tmp_path / "link").symlink_to(above)
+    login_node(runs_root=str((above if way == "runs" else tmp_path) / way))
+    assert main(["doctor", "--cluster", "lab"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [number for number, line in enumerate(lines) if "above runs_root" in line and str(tmp_path) in line]
+    assert len(found) == is_open
+    for number in found:
+        owner = pwd.getpwuid(os.geteuid()).pw_name
+        assert f"others may write to {above} (owner {owner}, mode {mode:04o}), which has no sticky" in lines[number]
+        assert lines[number].startswith("warning") and f"chmod go-w '{above}'" in lines[number + 1]
 
 
 def test_modules_that_cannot_be_loaded_are_named(login_node, capsys, tmp_path):
