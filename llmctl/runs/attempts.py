@@ -12,6 +12,7 @@ from llmctl.runs.facts import (
     Outcome,
     RankError,
     Started,
+    parse_alive,
     parse_ending,
     parse_error,
     parse_heartbeat,
@@ -96,11 +97,12 @@ def attempt_numbers(record: RunRecord, transport: Transport) -> list[int]:
 
 @dataclass
 class _CachedDetails:
-    """Heartbeats and errors read of one attempt."""
+    """Heartbeats and errors read of one attempt, and the supervisor's sign of life at that time."""
 
     had_ended: bool
     read: float
     heartbeats: tuple[Heartbeat, ...]
+    alive: float | None
     errors: dict[str, RankError] = field(default_factory=dict)
 
 
@@ -122,11 +124,13 @@ class DetailsMemory:
         interval_s = min(most, least + len(kept.heartbeats) / RANKS_PER_SECOND)
         return kept if time.monotonic() - kept.read < interval_s else None
 
-    def keep(self, one: AttemptBeginning, heartbeats: Sequence[Heartbeat | None]) -> _CachedDetails:
+    def keep(
+        self, one: AttemptBeginning, heartbeats: Sequence[Heartbeat | None], alive: float | None
+    ) -> _CachedDetails:
         """Cache heartbeats that were just read."""
         errors = self.errors(one)
         known = tuple(beat for beat in heartbeats if beat is not None)
-        self._kept[one.directory] = _CachedDetails(one.ending is not None, time.monotonic(), known, errors)
+        self._kept[one.directory] = _CachedDetails(one.ending is not None, time.monotonic(), known, alive, errors)
         return self._kept[one.directory]
 
     def errors(self, one: AttemptBeginning) -> dict[str, RankError]:
@@ -162,15 +166,20 @@ def read_details(
         for one, names in zip(wanted, listed[1 : 2 * len(wanted) : 2], strict=True)
     ]
     reads = list(further)
-    for one, beat_names, error_names in zip(wanted, beats, errors, strict=True):
+    for one, known, beat_names, error_names in zip(wanted, kept, beats, errors, strict=True):
+        if known is None:
+            reads.append(FileRead(f"{one.directory}/alive.json", limit=_SMALL))
         reads += [FileRead(f"{one.directory}/heartbeat/{name}", limit=_SMALL) for name in beat_names]
         reads += [FileRead(f"{one.directory}/errors/{name}") for name in error_names]
     found = transport.read_parts(reads) if reads else []
     parts = iter(found[len(further) :])
     details = {}
     for position, one in enumerate(wanted):
-        heartbeats = [parse_heartbeat(_data(next(parts))) for _ in beats[position]]
-        known = kept[position] or memory.keep(one, heartbeats)
+        known = kept[position]
+        if known is None:
+            alive = parse_alive(_data(next(parts)))
+            heartbeats = [parse_heartbeat(_data(next(parts))) for _ in beats[position]]
+            known = memory.keep(one, heartbeats, alive)
         failures = {name: parse_error(_data(next(parts))) for name in errors[position]}
         known.errors.update((name, failure) for name, failure in failures.items() if failure is not None)
         details[id(one)] = AttemptFacts(
@@ -178,6 +187,7 @@ def read_details(
             cancel_marked="cancel" in listed[2 * position],
             heartbeats=known.heartbeats,
             heartbeats_age_s=time.monotonic() - known.read,
+            alive=known.alive,
             errors=tuple(sorted(known.errors.values(), key=lambda error: (error.time, error.rank))),
         )
     return [_facts(one, details.get(id(one))) for one in beginnings], found[: len(further)]
@@ -229,6 +239,7 @@ def _facts(beginning: AttemptBeginning | None, details: AttemptFacts | None) -> 
         cancel_marked=details is not None and details.cancel_marked,
         heartbeats=details.heartbeats if details is not None else (),
         heartbeats_age_s=details.heartbeats_age_s if details is not None else 0.0,
+        alive=details.alive if details is not None else None,
         errors=details.errors if details is not None else (),
         hosts=beginning.hosts,
     )

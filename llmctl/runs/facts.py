@@ -113,7 +113,8 @@ class AttemptFacts:
     """One attempts/K directory.
 
     ``errors`` in order of time: the first rank to fail comes first. ``hosts``: the hosts of the hostfile.
-    ``heartbeats_age_s``: age of the heartbeat read itself, at the time of observation.
+    ``heartbeats_age_s``: age of the heartbeat read itself, at the time of observation. ``alive``: time of the
+    supervisor's last sign of life, which dates an end without exit.json.
     """
 
     number: int
@@ -123,6 +124,7 @@ class AttemptFacts:
     cancel_marked: bool = False
     heartbeats: tuple[Heartbeat, ...] = ()
     heartbeats_age_s: float = 0.0
+    alive: float | None = None
     errors: tuple[RankError, ...] = ()
     hosts: tuple[str, ...] = ()
 
@@ -185,6 +187,12 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
         return None
     iteration, phase = _int(values, "iteration") or 0, _text(values, "phase")
     return Heartbeat(rank, _text(values, "host"), iteration, phase, time, _int(values, "pid"), _text(values, "warning"))
+
+
+def parse_alive(data: bytes | None) -> float | None:
+    """Parse alive.json, the supervisor's sign of life: seconds since 1970; None if unreadable."""
+    values = _mapping(data)
+    return _float(values, "time") if values is not None else None
 
 
 def parse_error(data: bytes | None) -> RankError | None:

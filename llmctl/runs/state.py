@@ -172,12 +172,15 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         detail = f"{what}; llmctl resume {facts.run_id} continues"
         return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
     if ending.reason == "failed":
-        return Verdict(JobState.FAILED, failure_cause(attempt), ending.code, ending.time)
+        # A job that another's signal ends, such as an administrator's, may have hung before.
+        lost_peers = all(error.is_about_a_peer for error in attempt.errors)
+        hang = _hang_before(facts, attempt, ending.time) if ending.signal and lost_peers else ""
+        return Verdict(JobState.FAILED, failure_cause(attempt) + hang, ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
 
 
 def _hang_before(facts: RunFacts, attempt: AttemptFacts, end: float | None) -> str:
-    """The hang that an end at the time limit would hide, from the heartbeats as they were at that time."""
+    """The hang that an end by the scheduler would hide, from the heartbeats as they were at that time."""
     hang = lagging_ranks(attempt.heartbeats, end, facts.iteration_time_s) if end is not None else ""
     return f", after {hang}" if hang else ""
 
@@ -252,15 +255,18 @@ def _doubtful(facts: RunFacts, job: JobAnswer) -> Verdict:
         # A job that never ran leaves no exit.json, and no entry in some accountings.
         how = "cancelled before it began" if facts.attempt is None else f"cancelled; {job.raw}"
         return Verdict(JobState.CANCELLED, how)
-    if age is None:
+    if age is None or facts.attempt is None:
         return Verdict(JobState.UNKNOWN, job.raw)
-    return Verdict(JobState.UNKNOWN, f"{job.raw}; last heartbeat {duration_text(age)} ago")
+    hang = _hang_before(facts, facts.attempt, facts.attempt.alive) if job.has_left else ""
+    return Verdict(JobState.UNKNOWN, f"{job.raw}{hang}; last heartbeat {duration_text(age)} ago")
 
 
 def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
     attempt = facts.attempt
+    # The supervisor was killed: its last sign of life is the only date of the end that all schedulers have.
+    hang = _hang_before(facts, attempt, attempt.alive) if attempt is not None and attempt.outcome is None else ""
     if job.source == "memory":
-        return Verdict(job.state, job.raw)
+        return Verdict(job.state, job.raw + hang)
     if job.survivors:
         detail = f"{job.raw}, but {job.survivors} of its processes still run; llmctl cancel {facts.run_id} ends them"
         return Verdict(JobState.RUNNING, detail)
@@ -278,9 +284,10 @@ def _ended_without_exit_file(facts: RunFacts, job: JobAnswer) -> Verdict:
         return Verdict(job.state, f"{job.raw} before it made an attempt{words}{_advice(facts, job)}", code)
     heard = f"; last heartbeat {duration_text(facts.now - ended)} ago" if ended is not None else "; no heartbeat"
     error = first_error(attempt.errors)
-    cause = f"; {error.summary()}" if error is not None else ""
+    # Ranks that lose a rank as it is killed tell nothing beside its hang.
+    cause = f"; {error.summary()}" if error is not None and not (hang and error.is_about_a_peer) else ""
     advice = _advice(facts, job) if job.state in SCHEDULERS_DOING else ""
-    return Verdict(job.state, f"{job.raw} before exit.json could be written{heard}{cause}{advice}", code, ended)
+    return Verdict(job.state, f"{job.raw} before exit.json could be written{hang or heard}{cause}{advice}", code, ended)
 
 
 def _cancelled_by_force(attempt: AttemptFacts | None, job: JobAnswer) -> str:

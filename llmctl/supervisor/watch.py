@@ -20,6 +20,8 @@ CANCEL_GRACE_S = 10
 FAILURE_GRACE_S = 10
 """Seconds for a run to end by itself after a part of the run has failed."""
 KILL_GRACE_S = 10
+ALIVE_EVERY_S = 5
+"""Seconds between the supervisor's signs of life: few against those after which a rank counts as hanging."""
 EARLY_WARNING_S = 300
 """Longest time between a scheduler's warning of the time limit and our own timer: Slurm's is up to 60 s (sbatch(1))."""
 
@@ -73,6 +75,7 @@ class Watch:
         self._has_launched = False
         self._is_timeout = False
         self._is_second_poll = False
+        self._next_alive = self._began
         self._child: Optional["subprocess.Popen[bytes]"] = None
 
     @property
@@ -120,6 +123,9 @@ class Watch:
 
     def _poll(self) -> None:
         now = time.monotonic()
+        if self._is_head and now >= self._next_alive:
+            self._attempt.write_alive()
+            self._next_alive = now + ALIVE_EVERY_S
         if self._stop_after_s > 0 and now - self._began >= self._stop_after_s and self.signal is None:
             tell(f"asked to stop at the time limit, after {self._stop_after_s:.0f} s")
             self._on_signal("USR1")

@@ -42,7 +42,7 @@ def _has_left(run_dir: Path) -> bool:
 @contextmanager
 def held(run_dir: Path) -> Iterator[list[int]]:
     """Stop all ranks of a run, which would only use the processors; they go on at the end. Yields their pids."""
-    pids = _ranks(run_dir)
+    pids = ranks_of(run_dir)
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
@@ -54,7 +54,7 @@ def held(run_dir: Path) -> Iterator[list[int]]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def _ranks(run_dir: Path) -> list[int]:
+def ranks_of(run_dir: Path) -> list[int]:
     """Ranks on all nodes, as this machine numbers them. Launchers have the same words behind their own."""
     rank = ["-m", "trainer", "pretrain", "--config", f"{run_dir}/config.yaml"]
     found = []

@@ -150,8 +150,15 @@ class SlurmCluster:
 
     def forget_jobs_after(self, seconds: int) -> None:
         """Set the time for which the queue keeps ended jobs; it checks once a minute."""
+        self._configure("MinJobAge", seconds)
+
+    def kill_after(self, seconds: int) -> None:
+        """Set the time from SIGTERM to SIGKILL for jobs at their limit."""
+        self._configure("KillWait", seconds)
+
+    def _configure(self, key: str, seconds: int) -> None:
         path = self.state / "slurm.conf"
-        path.write_text(re.sub(r"MinJobAge=\d+", f"MinJobAge={seconds}", path.read_text()))
+        path.write_text(re.sub(rf"\b{key}=\d+", f"{key}={seconds}", path.read_text()))
         self.run("scontrol", "reconfigure")
 
     def start_accounting(self) -> None:

@@ -124,7 +124,9 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     if isinstance(error, PeerFailedError):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
         return code
-    heartbeat.beat(iteration, "failed")
+    if failure is None:
+        # A rank that has lost a peer keeps the phase in which it waited: it tells who waited for whom.
+        heartbeat.beat(iteration, "failed")
     if isinstance(error, (ConfigError, DataError, CheckpointError, LockedRunError, NonFiniteError)):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
         return code

@@ -16,7 +16,7 @@ from llmctl.job_state import JobState
 from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, Outcome, RankError, parse_error
 from llmctl.runs.observe import observe_runs
 from llmctl.runs.record import Submission
-from llmctl.runs.state import JobAnswer, RunFacts, decide, lagging_ranks
+from llmctl.runs.state import JobAnswer, RunFacts, decide
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import ProcessReport, identify
@@ -78,19 +78,6 @@ def test_exit_json_decides_the_state(attempt, state, detail, job):
     verdict = decide(facts(job, attempt))
     assert (verdict.state, verdict.detail) == (state, detail)
     assert verdict.exit_code == attempt.ending.code
-
-
-def test_a_hang_is_told_after_the_time_limit_too():
-    # The exit is at NOW - 3; rank 1 stopped first, and rank 0 waited.
-    hung = (heartbeat(0, 300, 227, "optimizer"), heartbeat(1, 303, 226, "forward"))
-    detail = decide(facts(None, ended("timeout", 137, heartbeats=hung), now=NOW + 9000)).detail
-    assert detail == (
-        "reached its time limit, after no heartbeat for 4 min; the other ranks wait for rank 1 on n1 (phase forward, "
-        "iteration 226); llmctl resume demo-1 continues"
-    )
-    for alive in ((heartbeat(0, 4), heartbeat(1, 4)), (heartbeat(0, 100), heartbeat(1, 101))):
-        slow = facts(None, ended("timeout", 137, heartbeats=alive), iteration_time_s=60.0)
-        assert decide(slow).detail == "reached its time limit; llmctl resume demo-1 continues"
 
 
 def test_a_cancelled_run_is_cancelled_even_if_job_sh_did_not_know():
@@ -183,26 +170,6 @@ def test_doubt_never_ends_a_run():
     assert (old.state, old.detail) == (JobState.UNKNOWN, "cannot be seen; last heartbeat 50 min ago")
     assert decide(facts(None, None)).state is JobState.UNKNOWN
     assert decide(facts(None, None, submitted=NOW - 2)).state is JobState.PENDING
-
-
-def test_a_rank_without_a_heartbeat_is_named_with_its_phase():
-    beats = [heartbeat(0, 1), heartbeat(1, 200, iteration=5, phase="load data"), heartbeat(2, 2)]
-    sentence = lagging_ranks(beats, NOW, 0.5)
-    assert sentence == "rank 1 on n1 (phase load data, iteration 5): no heartbeat for 3 min; the other ranks continue"
-    assert lagging_ranks(beats, NOW, 100.0) == "", "a rank may have no heartbeat for as long as an iteration takes"
-
-
-def test_the_rank_that_all_others_wait_for_is_named():
-    beats = [heartbeat(0, 100, phase="reduce"), heartbeat(1, 101, phase="forward"), heartbeat(2, 100, phase="reduce")]
-    sentence = lagging_ranks(beats, NOW, 0.5)
-    assert sentence == "no heartbeat for 100 s; the other ranks wait for rank 1 on n1 (phase forward, iteration 7)"
-    assert lagging_ranks([heartbeat(0, 100), heartbeat(1, 100)], NOW, 0.5).endswith(
-        "all ranks in phase forward of iteration 7"
-    )
-    assert lagging_ranks([heartbeat(0, 3), heartbeat(1, 2)], NOW, 0.5) == ""
-    assert lagging_ranks([], NOW, None) == ""
-    many = [heartbeat(rank, 300) for rank in range(1, 100)]
-    assert "and 95 more" in lagging_ranks([heartbeat(0, 1), *many], NOW, 0.5)
 
 
 # The tests below use real processes and real files.

@@ -26,7 +26,7 @@ from llmctl.supervisor.rendezvous import reserve_port
 from llmctl.supervisor.settings import JobSettings
 from tests.free_ports import free_ports
 from tests.llmctl.submitted_files import record_contents
-from tests.waiting import HANG_S, wait_for
+from tests.waiting import HANG_S, children_of, wait_for
 
 SUCCESS = 'echo "{\\"code\\": 0}" >"$LLMCTL_ATTEMPT_DIR/ended-node-00000.json"\n'
 """A launch line whose only node succeeds."""
@@ -191,6 +191,22 @@ def test_the_time_limit_stops_the_run(tmp_path):
     job = run_job(tmp_path, program, is_training=True, stop_after_s=1)
     assert "asked to stop at the time limit, after 1 s" in job.communicate(timeout=HANG_S)[1]
     assert (job.returncode, ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == (5, "timeout", "USR1")
+
+
+def test_a_killed_supervisor_has_left_signs_of_life(tmp_path):
+    job = run_job(tmp_path, "sleep 60000\n")
+    path = tmp_path / "attempts/1/alive.json"
+    try:
+        wait_for(path.exists, "a sign of life")
+        first = wait_for(path.read_text, "its content")
+        later = wait_for(lambda: path.read_text() != first and path.read_text(), "another sign of life")
+        assert json.loads(first)["time"] < json.loads(str(later))["time"] <= time.time()
+    finally:
+        # The command is its own group, and without a supervisor nobody ends it.
+        for pid in [*children_of(job.pid), job.pid]:
+            os.kill(pid, signal.SIGKILL)
+    assert job.wait(HANG_S) == -signal.SIGKILL
+    assert not (tmp_path / "attempts/1/exit.json").exists()
 
 
 def test_exit_codes_with_a_meaning_for_the_scheduler_are_replaced(tmp_path):

@@ -1,0 +1,143 @@
+"""Ends of runs on a real Slurm that say nothing by themselves: ``status`` names the cause."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmctl.runs.state import STALLED_S
+from tests.schedulers.running import ranks_of
+from tests.schedulers.slurm_site import Site
+from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.waiting import HANG_S, wait_for
+
+__all__ = ["slurm_cluster"]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+ENDLESS = ("--set", "training.train_iters=1000000")
+HOLD = """
+import ctypes, os, sys
+kernel, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
+for act in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+    assert kernel.ptrace(act, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+print("held", flush=True)
+# Without this wait the process would stay a zombie after SIGKILL.
+while os.WIFSTOPPED(os.waitpid(pid, WALL)[1]):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def site(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(slurm_cluster, tmp_path_factory.mktemp("slurm"))
+    site.prepare()
+    yield site
+    slurm_cluster.run("scancel", "--user=root")
+
+
+@contextmanager
+def hung(pid: int) -> Iterator[None]:
+    """Hold a process as a driver or a dead file server does: only SIGKILL helps. Slurm's SIGCONT would end SIGSTOP."""
+    argv = [sys.executable, "-c", HOLD, str(pid)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            yield
+        finally:
+            # The kernel releases what a dead holder held.
+            holder.kill()
+
+
+def beats_of(attempt: Path) -> list[dict[str, Any]]:
+    """Heartbeats of two ranks."""
+    return [json.loads((attempt / f"heartbeat/rank-{rank:05d}.json").read_text()) for rank in range(2)]
+
+
+@contextmanager
+def awaited_rank_1(site: Site, run_id: str) -> Iterator[str]:
+    """Hold rank 1 in a phase in which rank 0 is not, so that it is plain who waits for whom; yields status' words."""
+    attempt = site.path(run_id) / "attempts/1"
+    (pid,) = (pid for pid in ranks_of(site.path(run_id)) if "SLURM_PROCID=1" in words_of(pid, "environ"))
+    while True:
+        before = site.iteration(run_id)
+        with hung(pid):
+            wait_for(
+                lambda: time.time() - max(beat["time"] for beat in beats_of(attempt)) > 3, "two ranks without progress"
+            )
+            if len({(beat["iteration"], beat["phase"]) for beat in beats_of(attempt)}) == 2:
+                told = str(site.wait_until(run_id, lambda run: "heartbeat" in run["detail"])["detail"])
+                if "the other ranks wait for" in told:
+                    yield told
+                    return
+        wait_for(lambda before=before: site.iteration(run_id) > before + 1, "further iterations")
+
+
+@pytest.fixture
+def kill_wait(site: Site, request: pytest.FixtureRequest) -> Iterator[int]:
+    """Seconds between Slurm's SIGTERM and SIGKILL."""
+    site.cluster.kill_after(request.param)
+    yield int(request.param)
+    site.cluster.kill_after(5)
+
+
+def words_of(pid: int, name: str) -> list[str]:
+    """Words of a process: ``cmdline`` or ``environ``."""
+    return Path(f"/proc/{pid}/{name}").read_text(errors="replace").split("\0")
+
+
+def supervisor_of(run_dir: Path) -> int:
+    """Process id of the supervisor on the head node, as this machine numbers it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = words_of(int(folder.name), "cmdline")
+            if f"{run_dir}/job.json" in words and "python" in words[0] and "node" not in words:
+                found.append(int(folder.name))
+    (pid,) = found
+    return pid
+
+
+@pytest.fixture
+def patient(site: Site) -> Iterator[None]:
+    """Slurm leaves a job at its limit more time than the supervisor takes to end what hangs."""
+    site.cluster.kill_after(int(HANG_S))
+    yield
+    site.cluster.kill_after(5)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_hang_is_named_after_the_time_limit(site: Site) -> None:
+    check_hang_at_limit(site, "ended", is_supervisor_hung=False)
+
+
+def test_a_hang_is_named_after_slurm_has_killed_the_supervisor(site: Site) -> None:
+    check_hang_at_limit(site, "killed", is_supervisor_hung=True)
+
+
+def check_hang_at_limit(site: Site, run_id: str, *, is_supervisor_hung: bool) -> None:
+    """A supervisor that cannot act in time, as on a busy node, is killed by Slurm and writes no exit.json."""
+    job_id = site.submit(run_id, "--nodes", "2", "--launcher", "srun", *ENDLESS)
+    wait_for(lambda: site.iteration(run_id) > 2, "the first iterations")
+    _, host = site.status(run_id)["hosts"]
+    attempt = site.path(run_id) / "attempts/1"
+    rank = rf"wait for rank 1 on {host} \(phase .*, iteration \d+\)"
+    with ExitStack() as stack:
+        told = stack.enter_context(awaited_rank_1(site, run_id))
+        assert re.fullmatch(rf"no heartbeat for .*; the other ranks {rank}", told)
+        if is_supervisor_hung:
+            last = max(beat["time"] for beat in beats_of(attempt))
+            wait_for(lambda: json.loads((attempt / "alive.json").read_text())["time"] - last > STALLED_S, "a record")
+            stack.enter_context(hung(supervisor_of(site.path(run_id))))
+        # The limit comes in this minute, whatever the machine has needed so far.
+        site.cluster.run("scontrol", "update", f"jobid={job_id}", "timelimit=1")
+        run = site.ended(run_id)
+    assert run["state"] == "timeout", run
+    assert re.search(rf", after no heartbeat for .*; the other ranks {rank}; llmctl resume", run["detail"]), run
+    assert (attempt / "exit.json").exists() is not is_supervisor_hung, site.job_log(run_id)
