@@ -141,3 +141,46 @@ def check_hang_at_limit(site: Site, run_id: str, *, is_supervisor_hung: bool) ->
     assert run["state"] == "timeout", run
     assert re.search(rf", after no heartbeat for .*; the other ranks {rank}; llmctl resume", run["detail"]), run
     assert (attempt / "exit.json").exists() is not is_supervisor_hung, site.job_log(run_id)
+
+
+@pytest.fixture
+def mount_point(site: Site, tmp_path: Path) -> Iterator[Path]:
+    """A folder where each node mounts the same disk."""
+    point, disk = tmp_path / "point", tmp_path / "disk"
+    point.mkdir()
+    disk.mkdir()
+    for node in site.cluster.nodes:
+        site.cluster.on_node(node, "mount", "--bind", str(disk), str(point))
+    yield point
+    unmount(site, point)
+
+
+def unmount(site: Site, point: Path) -> None:
+    """Take the disk away from all nodes that have it."""
+    for node in site.cluster.nodes:
+        site.cluster.on_node(node, "sh", "-c", f"! mountpoint --quiet {point} || umount --lazy {point}")
+
+
+def test_a_requeued_run_does_not_begin_again_without_the_mount_of_its_checkpoints(
+    site: Site, mount_point: Path
+) -> None:
+    asked = {"save": mount_point, "save_interval": 5, "wait_for_folder_s": 2, "missed_saves_grace_s": 100_000}
+    changes = [word for key, value in asked.items() for word in ("--set", f"checkpoint.{key}={value}")]
+    job_id = site.submit("unmounted", "--nodes", "2", "--launcher", "srun", *ENDLESS, *changes)
+    disk = mount_point.with_name("disk")
+    wait_for(lambda: [*disk.glob("iter_*/metadata.json")], "a checkpoint")
+    unmount(site, mount_point)
+    site.cluster.run("scontrol", "requeue", job_id)
+    site.wait_until("unmounted", lambda run: run["state"] == "pending")
+    # Slurm waits two minutes before it restarts a job.
+    site.cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
+    run = site.ended("unmounted")
+    assert (run["state"], run["attempts"]) == ("failed", 2), site.job_log("unmounted")
+    assert f"checkpoint folder {mount_point} is empty on n" in run["detail"], run
+    log = (site.path("unmounted") / "attempts/2/rank-00000.log").read_text()
+    assert re.search(f"checkpoint folder {mount_point} is empty on n\\d; waiting 2 s for it", log), log
+    assert not any(
+        row["attempt"] == 2
+        for row in map(json.loads, (site.path("unmounted") / "metrics.jsonl").read_text().splitlines())
+    )
+    assert not [*mount_point.iterdir()], "the nodes' folder below the mount is this machine's"
