@@ -6,11 +6,12 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Dict, Mapping
+from typing import Dict, List, Mapping
 
 from .trust import OTHERS_WRITE, TrustError, check_file, check_root
 
 _PREFIX = {"apptainer": ("APPTAINER", "SINGULARITY"), "singularity": ("SINGULARITY",)}
+_END_BYTES = 4096
 
 
 def import_image(runtime: str, source: str, target: str, environ: Mapping[str, str]) -> int:
@@ -34,6 +35,7 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
     # Each user has a separate lock and unfinished image: the folder may belong to a group.
     own = f"{target}.{os.getuid()}"
     aside = f"{own}.new"
+    why = ""
     try:
         os.makedirs(folder, exist_ok=True)
         _close(folder)
@@ -46,21 +48,39 @@ def import_image(runtime: str, source: str, target: str, environ: Mapping[str, s
                     os.unlink(aside)
                 is_enroot = runtime in ("pyxis", "enroot")
                 argv = ["enroot", "import", "--output"] if is_enroot else [runtime, "pull"]
-                fetched = subprocess.call(
-                    [*argv, aside, source], env=_beside_images(runtime, folder, environ), stdout=sys.stderr.fileno()
-                )
+                why = _fetch([*argv, aside, source], _beside_images(runtime, folder, environ))
                 # Another user may have imported the image meanwhile.
                 if os.path.exists(target):
                     os.unlink(aside)
-                elif fetched == 0:
+                elif not why:
                     os.chmod(aside, os.stat(aside).st_mode & 0o755)
                     os.rename(aside, target)
     except OSError as error:
-        print(f"llmctl: {error.filename or runtime}: {error.strerror}", file=sys.stderr)
+        why = f"{error.filename or runtime}: {error.strerror}"
     if os.path.exists(target):
         return _check_owner(target)
-    print(f"llmctl: {source} cannot be imported to {target}", file=sys.stderr)
+    print(f"llmctl: {source} cannot be imported to {target}: {why}", file=sys.stderr)
     return 1
+
+
+def _fetch(argv: List[str], environ: Mapping[str, str]) -> str:
+    """Run the tool that fetches an image; returns why it failed, with its last line; empty after success."""
+    end = b""
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        output = process.stdout
+        assert output is not None
+        for piece in iter(lambda: os.read(output.fileno(), 65536), b""):
+            # All of it stands in the job's log at once, as an import may take long.
+            sys.stderr.buffer.write(piece)
+            sys.stderr.buffer.flush()
+            end = (end + piece)[-_END_BYTES:]
+    if process.returncode == 0:
+        return ""
+    how = f"ended with exit code {process.returncode}"
+    if process.returncode < 0:
+        how = f"was ended by signal {-process.returncode}"
+    said = [line.strip() for line in end.decode(errors="replace").splitlines() if line.strip()]
+    return f"{argv[0]} {argv[1]} {how}" + (f" and the last line {said[-1][:200]!r}" if said else "")
 
 
 def _close(folder: str) -> None:

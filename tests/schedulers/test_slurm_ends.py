@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llmctl.runs.state import STALLED_S
 from tests.schedulers.running import ranks_of
@@ -184,3 +185,25 @@ def test_a_requeued_run_does_not_begin_again_without_the_mount_of_its_checkpoint
         for row in map(json.loads, (site.path("unmounted") / "metrics.jsonl").read_text().splitlines())
     )
     assert not [*mount_point.iterdir()], "the nodes' folder below the mount is this machine's"
+
+
+def test_the_cause_of_a_failed_image_import_stands_in_the_status(site: Site, tmp_path: Path) -> None:
+    program = tmp_path / "bin/enroot"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\necho '[INFO] Querying registry' >&2\necho '[ERROR] no such image: a/b' >&2\nexit 3\n"
+    )
+    program.chmod(0o755)
+    folder = site.home / ".config/llmctl/clusters"
+    profile = yaml.safe_load((folder / "bed.yaml").read_text())
+    profile["container"] = {"runtime": "enroot", "image_folder": str(tmp_path / "images")}
+    profile["environment"]["setup"].append(f"export PATH={program.parent}:$PATH")
+    (folder / "bed-enroot.yaml").write_text(yaml.safe_dump(profile))
+    site.submit("imageless", "--nodes", "2", "--container", "a/b", "--", "true", cluster="bed-enroot")
+    run = site.ended("imageless")
+    assert run["state"] == "failed", site.job_log("imageless")
+    assert run["detail"] == (
+        f"docker://a/b cannot be imported to {tmp_path}/images/a+b.sqsh: enroot import ended with exit code 3 and the "
+        "last line '[ERROR] no such image: a/b'"
+    )
+    assert "[INFO] Querying registry\n" in site.job_log("imageless")

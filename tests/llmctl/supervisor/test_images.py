@@ -32,6 +32,30 @@ def test_an_imported_image_is_used(image):
     assert is_used(image)
 
 
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (
+            "echo fetching; echo 'no such image: a' >&2; exit 3",
+            "ended with exit code 3 and the last line 'no such image: a'",
+        ),
+        ("exit 3", "ended with exit code 3"),
+        ("kill -9 $$", "was ended by signal 9"),
+    ],
+)
+def test_a_failed_import_is_told_with_the_last_line_of_its_tool(image, tmp_path, capfd, monkeypatch, script, why):
+    program = tmp_path / "enroot"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    target = image.with_name("b.sqsh")
+    assert import_image("pyxis", "docker://b", str(target), dict(os.environ)) == 1
+    said = capfd.readouterr().err
+    told = f"llmctl: docker://b cannot be imported to {target}: enroot import {why}"
+    assert said.splitlines()[-1] == told
+    assert ("\nfetching\n" in said) is ("fetching" in script)
+
+
 @needs_root
 def test_an_image_of_another_user_is_refused_with_its_owner(image, capsys):
     os.chown(image, ALICE, -1)
