@@ -58,11 +58,12 @@ from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.writer import IndexedDatasetWriter
 from trainer.data.masked.compiled_mapping import mapping_builder
 from trainer.data.masked.sentence_mapping import MappingRules
-from trainer.data.samples.batches import BatchShape, MicroBatch, Packing, TrainData
+from trainer.data.samples.batches import BatchShape, Packing, TrainData
 from trainer.data.samples.blend import BLOCK, BlendOrder, normalized
 from trainer.data.samples.epoch_index import Epochs, samples_per_epoch
 from trainer.data.samples.gpt_dataset import GPTDataset
 from trainer.data.samples.index_cache import EpochIndexCache
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.dispatch.library import load_built
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainer.spawn import Ranks
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.parallel_model import build_model

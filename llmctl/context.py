@@ -46,7 +46,7 @@ class Context:
         environment: the environment variables; the rest of llmctl never reads os.environ.
         cwd: the working directory, absolute.
         folders: the user's folders.
-        connections: transports to the clusters that this call has used, by name; ``close`` ends them.
+        connections: transports to the remote clusters that this call has used, by name; ``close`` ends them.
         backends: of the schedulers that this call has used, by name.
         tell: shows a message to the user while the call goes on.
     """
@@ -78,10 +78,10 @@ class Context:
         Raises:
             ProfileError: the profile names no machine.
         """
+        if not self._is_remote(profile):
+            return self.transport
         if profile.name not in self.connections:
-            self.connections[profile.name] = (
-                self._open_transport(profile) if self._is_remote(profile) else self.transport
-            )
+            self.connections[profile.name] = self._open_transport(profile)
         return self.connections[profile.name]
 
     def _open_transport(self, profile: ClusterProfile) -> Transport:

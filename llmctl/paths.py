@@ -75,3 +75,8 @@ def _base(environ: Mapping[str, str], variable: str, default: Path) -> Path:
     # "All paths set in these environment variables must be absolute. If [...] relative, ignore it."
     value = Path(environ.get(variable, ""))
     return value if value.is_absolute() else default
+
+
+def expand_home(path: str, folders: UserFolders) -> Path:
+    """Replace a leading ``~`` of ``path`` by the home directory."""
+    return folders.home / path[2:] if path.startswith("~/") else folders.home if path == "~" else Path(path)

@@ -26,7 +26,7 @@ from trainer.planning.schedule.placement import Placement
 from trainer.planning.stage_partition import partition_layers
 
 if TYPE_CHECKING:
-    from trainer.config.sections import TrainingConfig
+    from trainer.config.sections.training import TrainingConfig
     from trainer.config.train_config import TrainConfig
     from trainer.data_parallel.parameter_shards import GradientStore
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups

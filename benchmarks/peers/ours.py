@@ -24,7 +24,7 @@ from benchmarks.peers.workload import (
     task_from_command_line,
 )
 from trainer.config.train_config import TrainConfig
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.ops.build.build_settings import BuildSettings

@@ -81,6 +81,7 @@ class JobRequest:
         container: container of the job; None: no container.
         after: ids of the jobs that must end first.
         after_any: True: start after any end of those jobs. False: only after success, if the scheduler can tell.
+        gpu_ids: ids of the GPUs of each node, if this machine is the cluster and has GPUs; else empty.
     """
 
     profile: "ClusterProfile"
@@ -105,6 +106,7 @@ class JobRequest:
     container: "ContainerPlan | None" = None
     after: tuple[str, ...] = ()
     after_any: bool = True
+    gpu_ids: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -66,15 +66,15 @@ def import_script(
     if not run:
         return 0
     from llmctl.cli.submit import submit_plan
-    from llmctl.submit.plan import Request, plan_submission
-    from llmctl.submit.resolve import Flag
+    from llmctl.submit.job import Flag, SubmitArguments
+    from llmctl.submit.plan import plan_submission
 
     flags = [
         Flag(flag, f"job.{key}", value)
         for flag, key, value in (("--nodes", "nodes", nodes), ("--gpus-per-node", "gpus_per_node", gpus_per_node))
         if value is not None
     ]
-    request = Request(
+    arguments = SubmitArguments(
         config=script if output is None else str(output),
         cluster=cluster,
         flags=tuple(flags),
@@ -83,7 +83,7 @@ def import_script(
         dry_run=dry_run,
         script_arguments=tuple(given or ()) if output is None else (),
     )
-    return submit_plan(plan_submission(context, request), context, dry_run=dry_run, as_json=as_json, follow=follow)
+    return submit_plan(plan_submission(context, arguments), context, dry_run=dry_run, as_json=as_json, follow=follow)
 
 
 def _write(path: Path, text: str, shown: str) -> None:

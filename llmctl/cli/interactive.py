@@ -60,7 +60,7 @@ def interactive(
     if rank is not None:
         raise UsageError("--rank: names a rank of a run; give --run RUN too")
     from llmctl.operate.interactive import new_session
-    from llmctl.submit.resolve import Flag
+    from llmctl.submit.job import Flag
 
     profile = context.profile(*context.cluster(cluster))
     _check_offered(profile, given)

@@ -83,7 +83,8 @@ def _training_config(context: Context, config: str | None, settings: list[str]) 
     from llmctl.submit.config_file import find_config
     from llmctl.submit.resolve import parse_settings
     from trainer.config.errors import ConfigError
-    from trainer.planning.build_config import build_config, read_yaml
+    from trainer.config.yaml_file import read_yaml
+    from trainer.planning.build_config import build_config
 
     path, note = find_config(context, config)
     if note:

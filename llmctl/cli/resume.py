@@ -39,7 +39,7 @@ def resume(
     from llmctl.context import ClusterSession
     from llmctl.operate.resume import check_ended, check_work_left, start_point
     from llmctl.runs.record import RunRecord
-    from llmctl.submit.plan import plan_resume
+    from llmctl.submit.plan_resume import plan_resume
 
     context: Context = ctx.obj
     entry = context.index.find(run)

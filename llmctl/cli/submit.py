@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.cli.console import print_json
 from llmctl.context import Context
 
 if TYPE_CHECKING:
     from llmctl.runs.record import RunRecord
-    from llmctl.submit.plan import Plan
+    from llmctl.submit.job import SubmitPlan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -109,13 +108,13 @@ def submit(
     """Start a training run, or any command, on a cluster."""
     given: dict[str, Any] = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
     from llmctl.site.job import parse_nodes
-    from llmctl.submit.plan import Request, plan_submission
-    from llmctl.submit.resolve import Flag
+    from llmctl.submit.job import Flag, SubmitArguments
+    from llmctl.submit.plan import plan_submission
 
     if exclude is not None:
         given["exclude"] = parse_nodes(exclude)
     context: Context = ctx.obj
-    request = Request(
+    arguments = SubmitArguments(
         config=config,
         flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
         cluster=cluster,
@@ -130,10 +129,10 @@ def submit(
         template=template,
         script_arguments=tuple(script_arguments or ()),
     )
-    return submit_plan(plan_submission(context, request), context, dry_run=dry_run, as_json=as_json, follow=follow)
+    return submit_plan(plan_submission(context, arguments), context, dry_run=dry_run, as_json=as_json, follow=follow)
 
 
-def submit_plan(plan: "Plan", context: Context, *, dry_run: bool, as_json: bool, follow: bool) -> int:
+def submit_plan(plan: "SubmitPlan", context: Context, *, dry_run: bool, as_json: bool, follow: bool) -> int:
     """Show or carry out a plan as the flags say; returns the exit code."""
     if dry_run:
         show_plan(plan, context, as_json=as_json, more={})
@@ -142,7 +141,7 @@ def submit_plan(plan: "Plan", context: Context, *, dry_run: bool, as_json: bool,
     return follow_started(record, context, as_json=as_json) if follow else 0
 
 
-def show_plan(plan: "Plan", context: Context, *, as_json: bool, more: Mapping[str, Any]) -> None:
+def show_plan(plan: "SubmitPlan", context: Context, *, as_json: bool, more: Mapping[str, Any]) -> None:
     """``--dry-run``: print the script and the submit commands, byte for byte. Writes nothing.
 
     Args:
@@ -157,10 +156,14 @@ def show_plan(plan: "Plan", context: Context, *, as_json: bool, more: Mapping[st
         sys.stdout.buffer.write(plan.rendered.as_bytes())
         return
     commands = [{"host": command.host, "argv": command.argv} for command in plan.rendered.commands]
+    from llmctl.cli.console import print_json
+
     print_json({**_summary(plan.record, plan), **more, "script": plan.rendered.script, "commands": commands})
 
 
-def carry_out(plan: "Plan", context: Context, *, as_json: bool, follow: bool, more: Mapping[str, Any]) -> "RunRecord":
+def carry_out(
+    plan: "SubmitPlan", context: Context, *, as_json: bool, follow: bool, more: Mapping[str, Any]
+) -> "RunRecord":
     """Submit and report; returns the record with the new submission.
 
     Args:
@@ -180,6 +183,8 @@ def carry_out(plan: "Plan", context: Context, *, as_json: bool, follow: bool, mo
             remember_site_message(plan.job.profile, context.folders)
     record = execute_plan(plan, context)
     if as_json:
+        from llmctl.cli.console import print_json
+
         print_json({**_summary(record, plan), **more})
         sys.stdout.flush()
         return record
@@ -211,7 +216,7 @@ def follow_started(record: "RunRecord", context: Context, *, as_json: bool) -> i
     return follow_run(record, session.transport, backend=session.backend, output=output)
 
 
-def _tell_beforehand(plan: "Plan", context: Context) -> None:
+def _tell_beforehand(plan: "SubmitPlan", context: Context) -> None:
     """Print the site message, warnings and cost before the job is submitted."""
     profile, lines = plan.job.profile, [*plan.warnings]
     if profile.notice:
@@ -225,7 +230,7 @@ def _tell_beforehand(plan: "Plan", context: Context) -> None:
         context.tell("\n".join(lines))
 
 
-def _summary(record: "RunRecord", plan: "Plan") -> dict[str, Any]:
+def _summary(record: "RunRecord", plan: "SubmitPlan") -> dict[str, Any]:
     jobs = record.submissions[-1].jobs if record.submissions else ()
     return {
         "run_id": record.run_id,

@@ -17,9 +17,9 @@ from llmctl.doctor.probes import PYTHON_PROGRAM, Section, parse_gpus, parse_pyth
 from llmctl.doctor.python import Check, judge_driver, judge_node_python, judge_python
 from llmctl.errors import LlmctlError, ProfileError, SchedulerError
 from llmctl.paths import UserFolders
+from llmctl.submit.decide import job_python
 from llmctl.submit.execute import FIND_NODE_PYTHON
 from llmctl.submit.render import environment_script
-from llmctl.submit.request import job_python
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile

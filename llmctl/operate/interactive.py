@@ -14,16 +14,18 @@ from llmctl.backends import load_backend, load_queue_backend
 from llmctl.backends.base import JobRequest
 from llmctl.context import ClusterSession, Context, is_remote, resolve_profile_paths
 from llmctl.errors import ProfileError, SchedulerError
-from llmctl.paths import profile_files
+from llmctl.paths import UserFolders, profile_files
 from llmctl.site.container import ContainerPlan, plan_container
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.checks import job_problems
-from llmctl.submit.environment_checks import check_container_runtime, visible_gpus
+from llmctl.submit.check_job import job_problems
+from llmctl.submit.container_runtime import check_container_runtime
+from llmctl.submit.decide import build_request, image_of, job_python
+from llmctl.submit.job import Flag, Job
 from llmctl.submit.render import HostRendezvous, interactive_script
-from llmctl.submit.request import AskedJob, build_request, image_of, job_python, node_size
-from llmctl.submit.resolve import Flag, job_section, job_spec, recorded_job_spec, resolve
+from llmctl.submit.resolve import job_section, job_spec, recorded_job_spec, resolve
 from llmctl.submit.snapshot import store_supervisor, store_trainer
 from llmctl.submit.start_ssh import address_of_second
+from llmctl.submit.visible_gpus import visible_gpus
 from llmctl.supervisor.trust import OWN_FOLDER
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.protocol import Transport, transport_for
@@ -85,7 +87,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
     transport = context.connect(profile)
     request = _request(context, ClusterSession(profile, transport, load_queue_backend(profile.scheduler)), flags)
     warning = check_container_runtime(profile, context, transport, request)
-    code = _code(profile, transport)
+    code = _code(profile, transport, context.folders)
     own_dir = code.parents[1]
     rendezvous = None
     if len(request.hosts) > 1:
@@ -101,7 +103,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         resource_type=request.resource_type,
         env=tuple(code_variables(str(code), {} if is_remote(profile) else context.environment).items()),
         container=container,
-        supervisor_dir=_supervisor(profile, transport) if container is not None else None,
+        supervisor_dir=_supervisor(profile, transport, context.folders) if container is not None else None,
         own_dir=own_dir,
         rendezvous=rendezvous,
     )
@@ -206,8 +208,8 @@ def _container_of(
 def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
     """Cores per node of a run's job."""
     spec = recorded_job_spec(attachment.record)
-    size = node_size(spec, profile, on_cpu=attachment.is_on_cpu)
-    return build_request(spec, profile, load_backend(profile.scheduler), size, name=NAME, run_dir="").cores_per_node
+    backend = load_backend(profile.scheduler)
+    return build_request(spec, profile, backend, name=NAME, run_dir="", on_cpu=attachment.is_on_cpu).cores_per_node
 
 
 def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -225,18 +227,17 @@ def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -
     if backend.capabilities.starts_in_place:
         return JobRequest(profile, job_name=NAME, run_dir=root, gpus_per_node=len(visible_gpus(context)))
     container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=(root,))
-    size = node_size(spec, profile)
-    request = build_request(spec, profile, backend, size, name=NAME, run_dir=root, container=container)
-    job = AskedJob(
+    request = build_request(spec, profile, backend, name=NAME, run_dir=root, container=container)
+    job = Job(
         spec=spec,
-        profile=profile,
+        request=request,
+        backend=backend,
         folders=context.folders,
         is_remote=session.transport.is_remote,
-        backend=backend,
-        request=request,
+        is_interactive=True,
         image=image_of(spec, profile),
     )
-    problems = list(job_problems(job, context.environment, is_interactive=True))
+    problems = job_problems(job)
     if problems:
         raise resolved.error(problems)
     return request
@@ -250,11 +251,11 @@ def _without_import(container: ContainerPlan | None, transport: Transport) -> Co
     return container if facts.kind == "file" else replace(container, imported=None)
 
 
-def _code(profile: ClusterProfile, transport: Transport) -> Path:
+def _code(profile: ClusterProfile, transport: Transport, folders: UserFolders) -> Path:
     """Folder with the trainer that jobs use; makes the code snapshot if missing."""
     root = Path(str(profile.runs_root))
     try:
-        return store_trainer(root, transport)
+        return store_trainer(root, transport, folders)
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
 
@@ -271,11 +272,11 @@ def _rendezvous(request: JobRequest, own_dir: Path, context: Context, transport:
     return HostRendezvous(request.nodes, second, hostfile)
 
 
-def _supervisor(profile: ClusterProfile, transport: Transport) -> Path:
+def _supervisor(profile: ClusterProfile, transport: Transport, folders: UserFolders) -> Path:
     """The supervisor on the cluster's machine, which imports images."""
     root = Path(str(profile.runs_root))
     try:
-        return store_supervisor(root, transport)
+        return store_supervisor(root, transport, folders)
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
 

@@ -11,8 +11,8 @@ from llmctl.context import Context, is_remote, resolve_profile_paths
 from llmctl.doctor.python import ARCHITECTURES
 from llmctl.errors import ProfileError
 from llmctl.operate.interactive import code_variables
+from llmctl.submit.decide import job_python
 from llmctl.submit.render import interactive_script
-from llmctl.submit.request import job_python
 from llmctl.submit.snapshot import store_trainer
 from llmctl.submit.torch_check import check_job_python
 
@@ -40,7 +40,7 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
     check_job_python(profile, context)
     transport = context.connect(profile)
     try:
-        code = store_trainer(root, transport)
+        code = store_trainer(root, transport, context.folders)
     except OSError as error:
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     remote = is_remote(profile)

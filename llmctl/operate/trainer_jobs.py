@@ -9,9 +9,9 @@ from llmctl.backends import capabilities_of
 from llmctl.context import Context, is_remote
 from llmctl.errors import UsageError
 from llmctl.operate.trainer_command import run_trainer_command
-from llmctl.submit.plan import Plan, Request, plan_submission
-from llmctl.submit.request import job_python
-from llmctl.submit.resolve import Flag
+from llmctl.submit.decide import job_python
+from llmctl.submit.job import Flag, SubmitArguments, SubmitPlan
+from llmctl.submit.plan import plan_submission
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
@@ -52,7 +52,7 @@ class TrainerWork:
 
 def plan_trainer_work(
     context: Context, cluster: str | None, work: TrainerWork, flags: Sequence[Flag], *, dry_run: bool
-) -> Plan | int:
+) -> SubmitPlan | int:
     """Plan the job for ``work``, or do the work at once; returns the plan or the exit code.
 
     On this machine, one node needs no job: the work is done at once. Before a job, the input is checked on the machine
@@ -81,14 +81,14 @@ def plan_trainer_work(
             return code
     own = "python3" if is_remote(profile) else sys.executable
     python = job_python(profile, context.folders, own, in_container=in_container)
-    request = Request(
+    arguments = SubmitArguments(
         config=None,
         cluster=cluster,
         flags=tuple(_with_defaults(flags, profile, nodes, work)),
         command=work.job_command(python),
         dry_run=dry_run,
     )
-    return plan_submission(context, request)
+    return plan_submission(context, arguments)
 
 
 def _check(profile: "ClusterProfile", nodes: int, work: TrainerWork) -> None:

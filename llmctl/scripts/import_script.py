@@ -31,8 +31,6 @@ from llmctl.scripts.shell.values import Value, missing_of, text_of
 from trainer.config.errors import ConfigError
 from trainer.planning.build_config import build_config
 
-ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".qsub", ".job", ".sge", ".lsf")
-"""Endings of files that submit reads as scripts."""
 _MAX_BYTES = 1_000_000
 _GIVEN = re.compile(r"([A-Za-z_]\w*|[1-9]\d*)=(.*)", re.DOTALL)
 
@@ -50,16 +48,6 @@ class ImportedScript:
     sections: Mapping[str, Mapping[str, Any]]
     text: str
     ignored: int
-
-
-def is_script(path: Path) -> bool:
-    """True if a file is a shell script by its ending, or by its first line."""
-    if path.suffix in ENDINGS:
-        return True
-    if path.suffix in (".yaml", ".yml") or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(2) == b"#!"
 
 
 def parse_given(arguments: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,6 @@ from typing_extensions import Self
 from llmctl.errors import ProfileError, UsageError
 from llmctl.paths import UserFolders, profile_files
 from llmctl.site.job import VARIABLE, WORD, WORD_RULE, JobError, parse_time
-from llmctl.site.profile_names import ARGUMENT, cluster_names, installed_backends
 
 SCHEDULERS = ("slurm", "sge", "pbs", "lsf", "ssh", "local")
 """Valid names for ``scheduler:``, besides those of installed packages; llmctl.backends has one row for each."""
@@ -290,6 +289,8 @@ def check_scheduler(scheduler: str) -> None:
     """
     if scheduler in SCHEDULERS:
         return
+    from llmctl.site.profile_names import installed_backends
+
     installed = installed_backends()
     if scheduler not in installed:
         raise ValueError(f"the schedulers are {', '.join((*SCHEDULERS, *sorted(installed)))}")
@@ -309,6 +310,8 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
     """
     files = profile_files(folders, name)
     if not files:
+        from llmctl.site.profile_names import ARGUMENT, cluster_names
+
         problem = f"{origin}: no cluster is called {name!r}; there are {', '.join(cluster_names(folders))}"
         raise (UsageError if origin.startswith("-") or origin == ARGUMENT else ProfileError)(
             f"{problem}\nllmctl clusters new makes another"
@@ -342,11 +345,6 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def expand_home(path: str, folders: UserFolders) -> Path:
-    """Replace a leading ``~`` of ``path`` by the home directory."""
-    return folders.home / path[2:] if path.startswith("~/") else folders.home if path == "~" else Path(path)
-
-
 def read_layer(path: Path) -> dict[str, Any]:
     """The unchecked mapping of a profile, overlay or user config file.
 
@@ -354,7 +352,7 @@ def read_layer(path: Path) -> dict[str, Any]:
         ProfileError: the file cannot be read or is no mapping; names the file.
     """
     from trainer.config.errors import ConfigError
-    from trainer.planning.build_config import read_yaml
+    from trainer.config.yaml_file import read_yaml
 
     try:
         values = read_yaml(path)

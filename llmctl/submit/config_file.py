@@ -1,4 +1,4 @@
-"""Choice of the config file, and caution with a ``./llmctl.yaml`` that the user did not name.
+"""The config file: choice, reading, and caution with a ``./llmctl.yaml`` that the user did not name.
 
 A config can make a job run code of its author. A named file is the user's choice; a found file may be anyone's, as in a
 shared folder or an unpacked archive.
@@ -9,17 +9,74 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError, UsageError
-from llmctl.paths import BUNDLED
-from llmctl.site.profile import expand_home
+from llmctl.paths import BUNDLED, expand_home
+from llmctl.submit.job import ConfigFile, Problem, SubmitArguments
+from llmctl.submit.origins import Resolved
+from trainer.config.errors import ConfigError
 from trainer.config.task_files import is_task_file
+from trainer.config.train_config import TrainConfig
+from trainer.config.yaml_file import read_yaml
+from trainer.planning.build_config import build_config
 
 DEFAULT_CONFIG = "llmctl.yaml"
 EXAMPLE = "gpt_small.yaml"
+SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".qsub", ".job", ".sge", ".lsf")
+
+
+def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
+    """Choose and read the config file, or the training script in its place.
+
+    Raises:
+        UsageError: the named file does not exist, or --arg goes with no script.
+        ConfigFileError: the file cannot be read.
+    """
+    path, warning = find_config(context, arguments.config)
+    warnings = (warning,) if warning else ()
+    if is_script(path):
+        from llmctl.scripts.import_script import import_script, parse_given
+
+        named = arguments.config or str(path)
+        script = import_script(path, named, parse_given(arguments.script_arguments), datetime.now())
+        if script.ignored:
+            shown = (
+                f"{named}: {script.ignored} words have no effect here; llmctl import-script shows each with its reason"
+            )
+            warnings = (*warnings, shown)
+        return ConfigFile(path, script.sections, warnings)
+    if arguments.script_arguments:
+        raise UsageError("--arg: goes with a training script; set a config's key with --set")
+    try:
+        return ConfigFile(path, read_yaml(path), warnings)
+    except ConfigError as error:
+        raise ConfigFileError(f"{path}: {error.problem}") from None
+
+
+def is_script(path: Path) -> bool:
+    """True if a file is a shell script by its ending, or by its first line."""
+    if path.suffix in SCRIPT_ENDINGS:
+        return True
+    if path.suffix in (".yaml", ".yml") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+def training_config(resolved: Resolved) -> TrainConfig:
+    """Build the training config.
+
+    Raises:
+        UsageError, ConfigFileError: names the key and its flag or file.
+    """
+    try:
+        return build_config(resolved.values)
+    except ConfigError as error:
+        raise resolved.error([Problem(error.key, error.problem, between_keys=True)]) from None
 
 
 def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
@@ -42,22 +99,21 @@ def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
     return example, f"no CONFIG and no ./{DEFAULT_CONFIG}: using the bundled example {example}"
 
 
-def found_config_warning(context: Context, path: Path, values: Mapping[str, Any]) -> str:
-    """The keys by which a found ``./llmctl.yaml`` can run code of its author; empty without any.
+def found_config_warnings(context: Context, file: ConfigFile, values: Mapping[str, Any]) -> list[str]:
+    """The file's warnings; of a found ``./llmctl.yaml`` with the keys by which it can run code of its author.
 
     Args:
         context: the working directory.
-        path: the chosen file, which the user did not name.
+        file: the chosen file, which the user did not name.
         values: sections of the file. Read before this call: another user who changes the file in between owns it.
 
     Raises:
         ConfigFileError: it has such keys, and another user owns the file or can write to it.
     """
-    if path != context.cwd / DEFAULT_CONFIG:
-        return ""
-    keys = list(_keys_that_run_code(values, context.cwd))
+    path = file.path
+    keys = list(_keys_that_run_code(values, context.cwd)) if path == context.cwd / DEFAULT_CONFIG else []
     if not keys:
-        return ""
+        return list(file.warnings)
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
     distrust = _distrust(path)
     if distrust:
@@ -65,7 +121,7 @@ def found_config_warning(context: Context, path: Path, values: Mapping[str, Any]
             f"./{DEFAULT_CONFIG}: {distrust}, and its {listed} can run its author's code as you\n"
             f"read it; to use it anyway, name it: llmctl submit {DEFAULT_CONFIG}"
         )
-    return f"using ./{DEFAULT_CONFIG}; its {listed} can run its author's code as you"
+    return [f"using ./{DEFAULT_CONFIG}; its {listed} can run its author's code as you"]
 
 
 def _keys_that_run_code(values: Mapping[str, Any], cwd: Path) -> Iterator[str]:

@@ -1,18 +1,16 @@
-"""Folders that a job's container must mount."""
+"""Folders that a job's container must mount. Pure."""
 
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from llmctl.site.container import on_host
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.config_checks import data_prefixes, read_paths, written_paths
-from llmctl.submit.request import RunLayout
 from trainer.config.train_config import TrainConfig
 
 
 def own_mounts(
-    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, layout: RunLayout
+    spec: JobSpec, profile: ClusterProfile, config: TrainConfig | None, run_dir: Path, working_dir: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """All folders that the job uses and no mount of profile or user shows; and the written folders among them.
 
@@ -20,13 +18,14 @@ def own_mounts(
         spec: the user's job.
         profile: of the cluster.
         config: of a training run; None for a COMMAND.
-        layout: of the submission.
+        run_dir: of the run.
+        working_dir: of a COMMAND.
     """
-    run_dir, shown = layout.run_dir, (*profile.container.mounts, *spec.mounts)
+    shown = (*profile.container.mounts, *spec.mounts)
     written, read = _used_by(config) if config is not None else ([], [])
     written = _unshown(written, shown)
     shown_already = (str(run_dir), profile.container.workdir)  # workdir is a folder of the image, or in a mount
-    places = [layout.working_dir] if spec.command and str(layout.working_dir) not in shown_already else []
+    places = [working_dir] if spec.command and str(working_dir) not in shown_already else []
     # The folder of the runs: the run's code, caches and secrets lie beside the run.
     needed = (str(run_dir.parent), *written, *_unshown(read, shown), *map(str, places))
     return tuple(dict.fromkeys(needed)), tuple(written)
@@ -34,10 +33,10 @@ def own_mounts(
 
 def _used_by(config: TrainConfig) -> tuple[list[str], list[str]]:
     """Folders that a training run writes, and folders that it reads."""
-    files = [*data_prefixes(config), *read_paths(config)]
+    files = [*config.data_prefixes(), *config.read_paths()]
     # checkpoint.load is a folder itself.
     read = [path if key == "checkpoint.load" else str(PurePosixPath(path).parent) for key, path in files]
-    return [path for _, path in written_paths(config)], read
+    return [path for _, path in config.written_paths()], read
 
 
 def _unshown(paths: Iterable[str], mounts: tuple[str, ...]) -> list[str]:

@@ -21,11 +21,10 @@ from llmctl.errors import LlmctlError, RecordError, SchedulerError, SubmissionLo
 from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord, Submission
 from llmctl.runs.scheduler_query import RetryPolicy, find_job, last_line
-from llmctl.submit.checks import runs_root_problem
-from llmctl.submit.environment_checks import check_container_runtime
+from llmctl.submit.checks.site import runs_root_problem
+from llmctl.submit.container_runtime import check_container_runtime
+from llmctl.submit.job import Job, SubmitPlan
 from llmctl.submit.origins import profile_error
-from llmctl.submit.plan import Plan
-from llmctl.submit.request import JobPlan
 from llmctl.submit.torch_check import check_torch
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.protocol import CommandResult, Transport, program_of, transport_for
@@ -50,7 +49,7 @@ NODE_PYTHON_REMEDY = "ask the site for a python3 of version 3.6 or later on its 
 _FIND_TIMEOUT_S = 60.0
 
 
-def execute_plan(plan: Plan, context: Context) -> RunRecord:
+def execute_plan(plan: SubmitPlan, context: Context) -> RunRecord:
     """Carry out a plan: write the run directory and index entry, start the job.
 
     Args:
@@ -69,7 +68,7 @@ def execute_plan(plan: Plan, context: Context) -> RunRecord:
         transport = transport_for(transport, job.request.hosts)
     _check_software(job, context, transport)
     root = str(plan.record.run_dir.parent)
-    submission = Submission(plan.number, transport.now(), hosts=job.request.hosts)
+    submission = Submission(plan.job.submission, transport.now(), hosts=job.request.hosts)
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
     try:
@@ -122,7 +121,7 @@ def _save(record: RunRecord, transport: Transport) -> None:
             ) from None
 
 
-def _check_software(job: JobPlan, context: Context, transport: Transport) -> None:
+def _check_software(job: Job, context: Context, transport: Transport) -> None:
     # Not in the plan: --dry-run works where the job cannot run.
     in_container = job.request.container is not None
     if in_container:
@@ -134,12 +133,12 @@ def _check_software(job: JobPlan, context: Context, transport: Transport) -> Non
         context.tell(warning)
     if job.config is None or in_container:
         return
-    found = check_torch(job.profile, context, transport, job.layout.python, job.request)
+    found = check_torch(job.profile, context, transport, job.python, job.request)
     if found is not None:
         context.tell(f"{transport.host}: {found}")
 
 
-def _node_python_warning(job: JobPlan, transport: Transport) -> str:
+def _node_python_warning(job: Job, transport: Transport) -> str:
     """A sentence if a job may find no Python for its supervisor; else empty.
 
     A training job without a container has the Python of its environment, and a container hides its Python from the
@@ -169,28 +168,31 @@ def _make_run_dir(run_dir: str, transport: Transport) -> None:
         raise RecordError(f"{run_dir} exists already; submit again for another run id") from None
 
 
-def _write(plan: Plan, submission: Submission, files: Sequence[FileWrite], transport: Transport, own: str) -> RunRecord:
+def _write(
+    plan: SubmitPlan, submission: Submission, files: Sequence[FileWrite], transport: Transport, own: str
+) -> RunRecord:
     """Fill the run directory.
 
     The record comes last: it makes the directory a run.
     """
     record = plan.record
-    from llmctl.submit.snapshot import checksums_of, link_supervisor, send_code, sent_before
+    from llmctl.submit.snapshot import contents_of, link_supervisor, send_code, sent_before
 
     if plan.is_new:
-        sent = send_code(record.run_dir, plan.user_code, transport, own, with_trainer=not plan.installed)
+        folders, with_trainer = plan.job.folders, not plan.installed
+        sent = send_code(record.run_dir, plan.user_code, transport, own, folders, with_trainer=with_trainer)
         record, code = replace(record, code={**record.code, "trainer": sent.trainer}), sent.checksums
     else:
-        code = sent_before(record, transport) | link_supervisor(record.run_dir, transport, own)
+        code = sent_before(record, transport) | link_supervisor(record.run_dir, transport, own, plan.job.folders)
     for folder in plan.job.new_folders:
         transport.make_folder(folder)
-    sums, digest = checksums_of(record.run_dir, submission.number, code, files)
+    sums, digest = contents_of(record.run_dir, submission.number, code, files)
     record = record.with_submission(replace(submission, contents=digest))
     transport.write_files([*files, sums, FileWrite(f"{record.run_dir}/run.json", record.as_json())])
     return record
 
 
-def _files(plan: Plan, context: Context) -> list[FileWrite]:
+def _files(plan: SubmitPlan, context: Context) -> list[FileWrite]:
     """Config, secrets and script of a submission."""
     record, files = plan.record, []
     if record.config is not None:
@@ -199,7 +201,7 @@ def _files(plan: Plan, context: Context) -> list[FileWrite]:
         dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         text = yaml.dump(dict(record.config), Dumper=dumper, sort_keys=False)
         files.append(FileWrite(f"{record.run_dir}/config.yaml", text.encode()))
-    secrets = plan.job.layout.secrets_file
+    secrets = plan.job.secrets_file
     if secrets is not None:
         files.append(FileWrite(str(secrets), secrets_bytes(plan.job.spec.secrets, context.environment)))
     script = plan.rendered.script.encode("utf-8", "surrogateescape")
@@ -207,7 +209,7 @@ def _files(plan: Plan, context: Context) -> list[FileWrite]:
     return [*files, FileWrite(str(plan.rendered.path), script, 0o700)]
 
 
-def _start(plan: Plan, context: Context, transport: Transport) -> tuple[SubmittedJob, ...]:
+def _start(plan: SubmitPlan, context: Context, transport: Transport) -> tuple[SubmittedJob, ...]:
     run_dir = str(plan.record.run_dir)
     if plan.job.backend.capabilities.starts_on_hosts:
         from llmctl.submit.start_ssh import address_of_second, start_on_group
@@ -215,7 +217,9 @@ def _start(plan: Plan, context: Context, transport: Transport) -> tuple[Submitte
         peer = address_of_second(plan.job.request, context.environment)
         in_container = plan.job.request.container is not None
         group = cast("HostGroup", transport)
-        return start_on_group(plan.rendered.commands, run_dir, plan.number, group, in_container=in_container, peer=peer)
+        return start_on_group(
+            plan.rendered.commands, run_dir, plan.job.submission, group, in_container=in_container, peer=peer
+        )
     backend = plan.job.queue
     if backend is None:
         return start_here(plan.rendered.commands, run_dir, transport)
@@ -224,7 +228,7 @@ def _start(plan: Plan, context: Context, transport: Transport) -> tuple[Submitte
     return tuple(queue.submit(command) for command in plan.rendered.commands)
 
 
-def _undo(plan: Plan, index: RunIndex, transport: Transport, before: RunRecord | None) -> None:
+def _undo(plan: SubmitPlan, index: RunIndex, transport: Transport, before: RunRecord | None) -> None:
     """Remove all traces of a submission that started nothing.
 
     A run that existed before gets its record back.
@@ -234,7 +238,7 @@ def _undo(plan: Plan, index: RunIndex, transport: Transport, before: RunRecord |
             index.remove(plan.record.run_id)
         else:
             index.add(before)
-        made = [plan.job.layout.secrets_file, plan.record.run_dir if before is None else None]
+        made = [plan.job.secrets_file, plan.record.run_dir if before is None else None]
         transport.remove([str(path) for path in made if path is not None])
         if before is not None:
             before.save(transport)

@@ -5,14 +5,13 @@ Nothing else turns problems into errors.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, UsageError
 from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
-from trainer.config.errors import ConfigError
-from trainer.planning.build_config import build_config
+from llmctl.submit.job import Problem
 
 _PROFILE_KEYS = {
     "job.launcher": "launch.launcher",
@@ -23,25 +22,6 @@ _PROFILE_KEYS = {
     "job.container": "environment.path",
 }
 """Key of the job -> key of the profile with the default."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One reason why a job cannot be submitted.
-
-    Attributes:
-        key: dotted key to blame: of the config, or of the profile; for a flag, the flag as typed.
-        text: what is wrong, what is valid, what to do.
-        also: further config keys of the problem; a flag that set one of them is blamed too.
-        of: owner of the key. A run's own problem has no key.
-        between_keys: True if several config keys contradict each other, so that any flag may be the cause.
-    """
-
-    key: str
-    text: str
-    also: tuple[str, ...] = ()
-    of: Literal["config", "profile", "flag", "run"] = "config"
-    between_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,6 +139,9 @@ class Resolved:
 
     def _flags_that_broke_the_file(self) -> list[str]:
         """All flags if the config file is valid without flags; otherwise none."""
+        from trainer.config.errors import ConfigError
+        from trainer.planning.build_config import build_config
+
         try:
             build_config(self.below_flags)
         except ConfigError:

@@ -1,4 +1,4 @@
-"""Job scripts by Jinja2: JobPlan -> RenderedJob, quoted for the shell. job.json, for the supervisor, goes with them."""
+"""Job scripts by Jinja2: Job -> RenderedJob, quoted for the shell. job.json, for the supervisor, goes with them."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import (
     Environment,
@@ -23,13 +23,15 @@ from jinja2.bccache import Bucket
 
 from llmctl import __version__
 from llmctl.backends import capabilities_of
-from llmctl.backends.base import Capabilities, HostCommand
+from llmctl.backends.base import Capabilities
 from llmctl.errors import ConfigFileError
-from llmctl.paths import BUNDLED, UserFolders, search_path
-from llmctl.site.container import ContainerPlan
-from llmctl.site.profile import ClusterProfile, expand_home
-from llmctl.submit.request import JobPlan
+from llmctl.paths import BUNDLED, UserFolders, expand_home, search_path
+from llmctl.site.profile import ClusterProfile
+from llmctl.submit.job import Job, RenderedJob
 from llmctl.supervisor.settings import JobSettings
+
+if TYPE_CHECKING:
+    from llmctl.site.container import ContainerPlan
 
 OWN_VARIABLES = frozenset(
     {
@@ -89,32 +91,6 @@ class TemplateCache(FileSystemBytecodeCache):
 
 
 @dataclass(frozen=True)
-class RenderedJob:
-    """Script, settings and submit commands of a job.
-
-    Attributes:
-        script: text of job.sh.
-        path: path of job.sh.
-        commands: submit commands.
-        settings: text of job.json, beside job.sh.
-    """
-
-    script: str
-    path: Path
-    commands: tuple[HostCommand, ...]
-    settings: str
-
-    def __str__(self) -> str:
-        """The script, followed by the submit commands as comments."""
-        lines = [f"# submitted on {command.host}: {shlex.join(command.argv)}\n" for command in self.commands]
-        return self.script + "".join(lines)
-
-    def as_bytes(self) -> bytes:
-        """The text as bytes of job.sh, independent of the terminal's encoding; a COMMAND's bytes stay unchanged."""
-        return str(self).encode("utf-8", "surrogateescape")
-
-
-@dataclass(frozen=True)
 class HostRendezvous:
     """The hosts of an interactive session on several hosts, which its shell is told.
 
@@ -129,7 +105,7 @@ class HostRendezvous:
     hostfile: str
 
 
-def render(job: JobPlan, *, template: Mapping[str, str] | None = None) -> RenderedJob:
+def render(job: Job, *, template: Mapping[str, str] | None = None) -> RenderedJob:
     """Render a job. Pure except for reading templates: the same arguments give the same bytes.
 
     Args:
@@ -139,21 +115,21 @@ def render(job: JobPlan, *, template: Mapping[str, str] | None = None) -> Render
     Raises:
         ConfigFileError: a template of the user is wrong; names file and line.
     """
-    profile, layout, request, spec = job.profile, job.layout, job.request, job.spec
+    profile, request, spec = job.profile, job.request, job.spec
     directives = job.queue.directives(request) if job.queue is not None else []
     commands = tuple(job.backend.submit_commands(request))
-    on_cpu = not (layout.gpus or request.gpus_per_node)
+    on_cpu = not (request.gpu_ids or request.gpus_per_node)
     environment = job_environment(profile, request.resource_type, on_cpu=on_cpu) | dict(spec.env)
     stop_after_s = _stop_after_s(job)
     variables = {
         **_software(profile, job.folders),
         "version": __version__,
-        "run_id": layout.run_id,
-        "run_dir": layout.run_dir,
-        "submission": layout.submission,
+        "run_id": job.run_id,
+        "run_dir": job.run_dir,
+        "submission": job.submission,
         "nodes": spec.nodes,
-        "ranks_per_node": layout.ranks_per_node,
-        "python": layout.python,
+        "ranks_per_node": request.ranks_per_node,
+        "python": job.python,
         "ports": profile.rendezvous.ports,
         "stop_grace_s": profile.stop_grace_s,
         "stop_after_s": stop_after_s,
@@ -166,30 +142,30 @@ def render(job: JobPlan, *, template: Mapping[str, str] | None = None) -> Render
         "interface": profile.rendezvous.interface,
         "container": request.container,
         "hosts": request.hosts,
-        "gpus": layout.gpus,
+        "gpus": request.gpu_ids,
         "command": spec.command,
-        "working_dir": layout.working_dir,
-        "secrets_file": layout.secrets_file,
+        "working_dir": job.working_dir,
+        "secrets_file": job.secrets_file,
         "secrets": spec.secrets,
         # Our variables and secrets win over variables of the same name.
         "env": [(name, value) for name, value in environment.items() if name not in {*OWN_VARIABLES, *spec.secrets}],
         "has_own_caches": _has_own_caches(job.backend.capabilities),
     }
     script = _fill(job.folders, job.backend.template, variables, template)
-    return RenderedJob(script, layout.run_dir / "job.sh", commands, _settings(job, stop_after_s))
+    return RenderedJob(script, job.run_dir / "job.sh", commands, _settings(job, stop_after_s))
 
 
-def _settings(job: JobPlan, stop_after_s: int) -> str:
+def _settings(job: Job, stop_after_s: int) -> str:
     """Text of job.json: the values of one submission that the supervisor needs (see llmctl/supervisor/settings.py)."""
-    profile, layout, request, capabilities = job.profile, job.layout, job.request, job.backend.capabilities
-    rule, secrets = profile.rendezvous.port_rule, layout.secrets_file
+    profile, request, capabilities = job.profile, job.request, job.backend.capabilities
+    rule, secrets = profile.rendezvous.port_rule, job.secrets_file
     is_local = capabilities.starts_in_place
     settings = JobSettings(
-        run_id=layout.run_id,
-        run_dir=str(layout.run_dir),
-        submission=layout.submission,
+        run_id=job.run_id,
+        run_dir=str(job.run_dir),
+        submission=job.submission,
         nodes=request.nodes,
-        ranks_per_node=layout.ranks_per_node,
+        ranks_per_node=request.ranks_per_node,
         is_training=not job.spec.command,
         one_process_per_rank=request.launcher in ("srun", "mpirun") and not job.spec.command,
         ports=profile.rendezvous.ports,
@@ -206,7 +182,7 @@ def _settings(job: JobPlan, stop_after_s: int) -> str:
     return json.dumps(settings._asdict(), indent=1) + "\n"
 
 
-def _stop_after_s(job: JobPlan) -> int:
+def _stop_after_s(job: Job) -> int:
     """Seconds until the run is asked to stop, before a scheduler ends the job at its limit; 0 disables the request."""
     time_s = job.request.time_s
     if time_s is None:
@@ -214,7 +190,7 @@ def _stop_after_s(job: JobPlan) -> int:
     return max(time_s - job.profile.stop_grace_s, time_s // 2) if job.queue is not None else time_s
 
 
-def _mpirun_carries(job: JobPlan) -> bool:
+def _mpirun_carries(job: Job) -> bool:
     """True if mpirun's launcher on the nodes (srun, tm, qrsh -V) passes the environment on; ssh does not."""
     stated = job.profile.launch.mpirun_carries_environment
     return stated if stated is not None else job.backend.capabilities.mpirun_carries_environment
@@ -230,7 +206,7 @@ def interactive_script(
     run_id: str | None = None,
     run_dir: Path | None = None,
     env: tuple[tuple[str, str], ...] = (),
-    container: ContainerPlan | None = None,
+    container: "ContainerPlan | None" = None,
     supervisor_dir: Path | None = None,
     own_dir: Path | None = None,
     rendezvous: HostRendezvous | None = None,

@@ -6,26 +6,22 @@ JobSpec.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmctl.context import ClusterSession, Context, expand
-from llmctl.errors import ConfigFileError, RecordError, UsageError
-from llmctl.paths import UserFolders
+from llmctl.errors import RecordError, UsageError
+from llmctl.paths import UserFolders, expand_home
 from llmctl.runs.record import RunRecord, newer_record
 from llmctl.site.job import JobError, JobSpec, parse_time
-from llmctl.site.profile import expand_home, overlay
-from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
-from trainer.config.data_checks import path_entries, weight_places
-from trainer.config.errors import ConfigError
-from trainer.config.sections import JobConfig
-from trainer.config.task_files import is_task_file
-from trainer.config.train_config import TrainConfig
-from trainer.planning.build_config import build_config, read_yaml, unknown_key_problem
+from llmctl.site.profile import overlay
+from llmctl.submit.job import ConfigFile, Flag, Problem
+from llmctl.submit.origins import Origin, ProfileOrigins, Resolved
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+    from trainer.config.sections.job import JobConfig
 
 PATH_KEYS = frozenset(
     {
@@ -47,23 +43,6 @@ PATH_KEYS = frozenset(
 
 On a remote cluster the paths are the cluster's: relative paths stay unchanged, except ``job.code``, which is read here.
 """
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One value given on the command line.
-
-    Attributes:
-        flag: as typed.
-        key: dotted key that the flag sets.
-        value: for the key.
-        adds: True to append the value, a list, to the list of the config file.
-    """
-
-    flag: str
-    key: str
-    value: Any
-    adds: bool = False
 
 
 def parse_settings(settings: Sequence[str]) -> list[Flag]:
@@ -93,24 +72,21 @@ def parse_settings(settings: Sequence[str]) -> list[Flag]:
 def resolve(
     context: Context,
     session: ClusterSession,
-    config: Path | None,
+    config: ConfigFile | None,
     flags: Sequence[Flag],
     *,
     job_only: bool,
-    script: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Resolved:
     """Merge all layers. The merged values are not checked here.
 
     Args:
         context: environment, working directory and folders.
         session: of the cluster; its profile gives the group.
-        config: the config file; None for a COMMAND without one.
+        config: the config file, read; None for a COMMAND without one.
         flags: of the command line; the last flag wins.
         job_only: read only the ``job`` section, for a COMMAND.
-        script: sections of ``config`` if that is a training script, which is read only once.
 
     Raises:
-        ConfigFileError: the file cannot be read.
         UsageError: a flag sets a key below a plain value.
     """
     profile, transport = session.profile, session.transport
@@ -118,9 +94,9 @@ def resolve(
     if profile.group is not None:
         layers.add("job.group", profile.group, Origin("profile"), context.cwd)
     if config is not None:
-        for section, values in (_read(config) if script is None else script).items():
+        for section, values in config.sections.items():
             if not job_only or section == "job":
-                layers.add(section, values, Origin(str(config)), config.parent)
+                layers.add(section, values, Origin(str(config.path)), config.path.parent)
     if context.environment.get("LLMCTL_GROUP"):
         layers.add("job.group", context.environment["LLMCTL_GROUP"], Origin("LLMCTL_GROUP"), context.cwd)
     below = dict(layers.values)
@@ -129,23 +105,11 @@ def resolve(
             raise UsageError(f"{given.flag} {given.key}: a COMMAND has no training config; only job.* can be set")
         value = [*layers.listed(given.key), *given.value] if given.adds else given.value
         layers.add(given.key, value, Origin(given.flag, is_flag=True), context.cwd)
-    source = str(config or "the command line")
+    source = str(config.path) if config is not None else "the command line"
     return Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
 
 
-def training_config(resolved: Resolved) -> TrainConfig:
-    """Build the training config.
-
-    Raises:
-        UsageError, ConfigFileError: names the key and its flag or file.
-    """
-    try:
-        return build_config(resolved.values)
-    except ConfigError as error:
-        raise resolved.error([Problem(error.key, error.problem, between_keys=True)]) from None
-
-
-def job_section(resolved: Resolved) -> JobConfig:
+def job_section(resolved: Resolved) -> "JobConfig":
     """The job section alone, for a COMMAND.
 
     Raises:
@@ -153,13 +117,15 @@ def job_section(resolved: Resolved) -> JobConfig:
     """
     from pydantic import ValidationError
 
+    from trainer.config.sections.job import JobConfig
+
     try:
         return JobConfig.model_validate(resolved.values.get("job", {}))
     except ValidationError as error:
         raise resolved.error(_section_problems(error)) from None
 
 
-def job_spec(resolved: Resolved, section: JobConfig, default_name: str, **more: Any) -> JobSpec:
+def job_spec(resolved: Resolved, section: "JobConfig", default_name: str, **more: Any) -> JobSpec:
     """The job that a ``job`` section asks for.
 
     Args:
@@ -198,6 +164,8 @@ def _section_problems(error: "ValidationError") -> Iterator[Problem]:
 
     A misspelt key comes first: another key may be missing because of it.
     """
+    from trainer.planning.build_config import unknown_key_problem
+
     for found in sorted(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden"):
         key = ".".join(str(part) for part in ("job", *found["loc"]))
         if found["type"] == "extra_forbidden":
@@ -256,15 +224,20 @@ class _Layers:
     def _absolute(self, key: str, value: Any, base: Path) -> Any:
         if key not in PATH_KEYS:
             return value
-        entries = path_entries(value) if key.endswith("data_path") else None
-        if isinstance(entries, list) and len(entries) > 1:
-            value = entries
+        weights: Sequence[int] = ()
+        if key.endswith("data_path"):
+            value, weights = _entries(value)
         if isinstance(value, list):
-            weights = weight_places(value) if all(isinstance(entry, str) for entry in value) else ()
             return [
-                entry if place in weights else self._absolute(key, entry, base) for place, entry in enumerate(value)
+                entry if place in weights else self._absolute_path(key, entry, base)
+                for place, entry in enumerate(value)
             ]
-        if not isinstance(value, str) or not value or (key == "evaluation.tasks" and not is_task_file(value)):
+        return self._absolute_path(key, value, base)
+
+    def _absolute_path(self, key: str, value: Any, base: Path) -> Any:
+        if not isinstance(value, str) or not value:
+            return value
+        if key == "evaluation.tasks" and _is_harness_task(value):
             return value
         if self._remote_home is not None and key != "job.code":  # code is read here and sent
             path = expand(value, self._remote_home)
@@ -274,8 +247,18 @@ class _Layers:
         return f"{path}/." if key == "job.code" and (value == "." or value.endswith(("/", "/."))) else path
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_yaml(path)
-    except ConfigError as error:
-        raise ConfigFileError(f"{path}: {error.problem}") from None
+def _entries(value: Any) -> tuple[Any, Sequence[int]]:
+    """Entries of a data path, and the places of the weights among them."""
+    from trainer.config.blends import path_entries, weight_places
+
+    entries = path_entries(value)
+    if isinstance(entries, list) and len(entries) > 1:
+        value = entries
+    are_texts = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    return value, weight_places(value) if are_texts else ()
+
+
+def _is_harness_task(value: str) -> bool:
+    from trainer.config.task_files import is_task_file
+
+    return not is_task_file(value)

@@ -12,10 +12,11 @@ from pathlib import Path
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.environment_checks import last_words
-from llmctl.submit.origins import Problem, profile_error
+from llmctl.submit.container_runtime import last_words
+from llmctl.submit.decide import job_python
+from llmctl.submit.job import Problem
+from llmctl.submit.origins import profile_error
 from llmctl.submit.render import environment_script
-from llmctl.submit.request import job_python
 from llmctl.transport.file_writes import FileWrite, write_files
 from llmctl.transport.protocol import CommandResult, Transport
 

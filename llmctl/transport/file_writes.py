@@ -47,6 +47,18 @@ class PathFacts:
     is_read_only: bool
     free_bytes: int
 
+    def why_unwritable(self, folder: str) -> str:
+        """The obstacle to writing ``folder``, whose facts these are, and its missing parents; empty without one."""
+        if self.nearest_kind != "folder":
+            return f"{self.nearest} is not a folder"
+        if not self.can_write:
+            return f"you cannot write to {self.nearest}"
+        if self.is_read_only:
+            return f"{self.nearest} is on a file system mounted read-only"
+        if self.nearest != folder and self.nearest.startswith(("/proc", "/sys")):
+            return f"{self.nearest} belongs to the kernel and cannot hold your files"
+        return ""
+
 
 def write_files(files: Sequence[FileWrite]) -> None:
     """Write each file atomically; only its owner can read the file until its mode is set.

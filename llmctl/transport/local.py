@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmctl.errors import ProgramMissing, RecordError, SchedulerError
 from llmctl.supervisor import trust
-from llmctl.transport import commands, file_reads, file_writes, processes
+from llmctl.transport import file_reads, file_writes, processes
 from llmctl.transport.processes import ProcessIdentity
 from llmctl.transport.protocol import CommandResult, program_of
+
+if TYPE_CHECKING:
+    from llmctl.transport.commands import CommandOutput
 
 _STDERR_TAIL = 2000
 
@@ -65,10 +69,12 @@ class LocalTransport:
         Raises:
             SchedulerError: the command cannot be started, or was ended after ``timeout_s`` seconds.
         """
+        from llmctl.transport.commands import run_command
+
         del only_reads  # there is no connection
         merged = {**self.environment, **(env or {})}
         try:
-            done = commands.run_command(argv, env=merged, timeout_s=timeout_s, cwd=cwd, stdin=stdin)
+            done = run_command(argv, env=merged, timeout_s=timeout_s, cwd=cwd, stdin=stdin)
         except OSError as error:
             raise start_error(argv, error) from None
         return command_result(argv, done, timeout_s)
@@ -79,8 +85,10 @@ class LocalTransport:
         Raises:
             SchedulerError: the command cannot be started.
         """
+        from llmctl.transport.commands import run_on_terminal
+
         try:
-            return commands.run_on_terminal(argv, env=self.environment, cwd=cwd)
+            return run_on_terminal(argv, env=self.environment, cwd=cwd)
         except OSError as error:
             raise start_error(argv, error) from None
 
@@ -90,8 +98,10 @@ class LocalTransport:
         Raises:
             SchedulerError: the command cannot be started.
         """
+        from llmctl.transport.commands import start_detached
+
         try:
-            return commands.start_detached(argv, env=self.environment, cwd=cwd, log=log)
+            return start_detached(argv, env=self.environment, cwd=cwd, log=log)
         except OSError as error:
             raise start_error(argv, error) from None
 
@@ -130,7 +140,7 @@ def start_error(argv: Sequence[str], error: OSError) -> SchedulerError:
     return kind(f"{program_of(argv)}: cannot be started: {error.strerror}", transient=False, argv=argv)
 
 
-def command_result(argv: Sequence[str], done: commands.CommandOutput, timeout_s: float) -> CommandResult:
+def command_result(argv: Sequence[str], done: "CommandOutput", timeout_s: float) -> CommandResult:
     """Result as text, with the end of standard error.
 
     Raises:

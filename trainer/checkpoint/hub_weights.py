@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.checkpoint.regions import Region
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.parallel_model import ParallelModel
 
 

@@ -25,7 +25,7 @@ from trainer.checkpoint.load import read_training_state, read_weights, resume_op
 from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.distributed.collectives import any_rank, first_text, from_first_rank, max_over_ranks
 from trainer.hub.folder import is_hub_folder
 from trainer.hub.side_files import SIDE_FOLDER, copy_side_files
@@ -33,7 +33,7 @@ from trainer.process.failure import PeerFailedError
 
 if TYPE_CHECKING:
     from trainer.config.records.saved_progress import SavedProgress
-    from trainer.config.sections import CheckpointConfig
+    from trainer.config.sections.checkpoint import CheckpointConfig
     from trainer.config.train_config import TrainConfig
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parallel_model import ParallelModel

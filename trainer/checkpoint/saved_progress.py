@@ -23,7 +23,7 @@ from trainer.process.run_directory import write_json
 if TYPE_CHECKING:
     import torch
 
-    from trainer.config.sections import CheckpointConfig
+    from trainer.config.sections.checkpoint import CheckpointConfig
     from trainer.process.run_directory import RunDirectory
 
 _POLL_S = 1.0

@@ -21,7 +21,7 @@ from trainer.commands.model_ranks import (
 )
 from trainer.config.command_parser import print_text
 from trainer.config.evaluate_flags import parse
-from trainer.config.sections import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.config.tokenizer_keys import TokenizerKeys
 from trainer.data.errors import DataError
 from trainer.data.samples.sources import document_rules, open_blends, single_source
@@ -37,7 +37,7 @@ from trainer.generation.tokenizers import stop_tokens_of, tokenizer_of
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from trainer.config.sections import ParallelConfig
+    from trainer.config.sections.parallel import ParallelConfig
     from trainer.config.train_config import TrainConfig
     from trainer.data.samples.batches import Packing
     from trainer.data.samples.sources import Source

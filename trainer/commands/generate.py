@@ -35,7 +35,7 @@ from trainer.generation.tokenizers import encode_prompts, stop_tokens_of, tokeni
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from trainer.config.sections import ParallelConfig
+    from trainer.config.sections.parallel import ParallelConfig
     from trainer.ops.build.build_settings import BuildSettings
     from trainer.process.launch_environment import LaunchEnvironment
 

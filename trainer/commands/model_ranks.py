@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from trainer.checkpoint.directory import CheckpointError
 from trainer.config.errors import ConfigError
-from trainer.config.sections import ParallelConfig
+from trainer.config.sections.parallel import ParallelConfig
 from trainer.data.errors import DataError
 from trainer.distributed.rendezvous import join_ranks
 from trainer.evaluation.errors import EvaluationError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import yaml
-
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -14,6 +12,9 @@ def is_task_file(task: str) -> bool:
 
 def task_file_problem(content: bytes) -> str | None:
     """Words on a file that is no task; None for a YAML mapping. Runs no code that the file names."""
+    # Few configs name task files, and every training reads this module.
+    import yaml
+
     try:
         # Not built into values: tags such as !function are the harness's.
         node = yaml.compose(content, Loader=yaml.SafeLoader)

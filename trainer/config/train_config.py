@@ -5,18 +5,18 @@ A field checks its own range; trainer.planning.checks checks relations between k
 package is torch-free and imports no other package of the trainer.
 """
 
-from trainer.config.sections import (
-    CheckpointConfig,
-    DataConfig,
-    EvaluationConfig,
-    JobConfig,
-    LoggingConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    Section,
-    TrainingConfig,
-)
+from trainer.config.blends import PATH_KEYS as BLEND_KEYS
+from trainer.config.sections.checkpoint import CheckpointConfig
+from trainer.config.sections.data import DataConfig
+from trainer.config.sections.evaluation import EvaluationConfig
+from trainer.config.sections.job import JobConfig
+from trainer.config.sections.logging import LoggingConfig
+from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.optimizer import OptimizerConfig
+from trainer.config.sections.parallel import ParallelConfig
+from trainer.config.sections.section import Section
+from trainer.config.sections.training import TrainingConfig
+from trainer.config.task_files import is_task_file
 
 
 class TrainConfig(Section):
@@ -42,6 +42,23 @@ class TrainConfig(Section):
         """Tokens of one sample, padding included; those of encoder and decoder together."""
         training = self.training
         return training.seq_length + (training.decoder_seq_length if self.model.is_encoder_decoder else 0)
+
+    def data_prefixes(self) -> list[tuple[str, str]]:
+        """Dotted key and prefix of every dataset."""
+        named = [key for key in BLEND_KEYS if getattr(self.data, key)]
+        return [(f"data.{key}", part.prefix) for key in named for part in self.data.blend(key)]
+
+    def read_paths(self) -> list[tuple[str, str]]:
+        """Dotted key and path of all else that the run reads."""
+        named = [(f"data.{key}", getattr(self.data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
+        tasks = [("evaluation.tasks", task) for task in self.evaluation.tasks if is_task_file(task)]
+        found = (*named, ("checkpoint.load", self.checkpoint.load), *tasks)
+        return [(key, path) for key, path in found if path is not None]
+
+    def written_paths(self) -> list[tuple[str, str]]:
+        """Dotted key and path of every folder that the run writes."""
+        named = (("checkpoint.save", self.checkpoint.save), ("data.data_cache_path", self.data.data_cache_path))
+        return [(key, path) for key, path in named if path is not None]
 
     def data_parallel_size(self, world_size: int) -> int:
         """Number of model replicas among ``world_size`` ranks."""

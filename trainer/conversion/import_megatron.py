@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.conversion.distributed_files import METADATA, DistributedFiles
 from trainer.conversion.errors import ConversionError

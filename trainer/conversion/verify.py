@@ -16,7 +16,7 @@ from trainer.checkpoint.directory import CheckpointError
 from trainer.checkpoint.hub_weights import read_hub_weights
 from trainer.checkpoint.load import load_weights
 from trainer.checkpoint.metadata import load_metadata
-from trainer.config.sections import ParallelConfig
+from trainer.config.sections.parallel import ParallelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.conversion.errors import ConversionError
 from trainer.conversion.export_hub import trained_dtype

@@ -10,7 +10,7 @@ from torch import nn
 from trainer.data_parallel.parameter_shards import ParameterShard
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ParallelConfig
+    from trainer.config.sections.parallel import ParallelConfig
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
     from trainer.model.sharding import ParameterLayout
 

@@ -29,7 +29,7 @@ from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ParallelConfig
+    from trainer.config.sections.parallel import ParallelConfig
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
     from trainer.model.sharding import ParameterLayout
 

@@ -27,7 +27,7 @@ from trainer.data_parallel.shared_gradients import sum_shared_gradients
 from trainer.distributed.collectives import is_gloo
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ParallelConfig
+    from trainer.config.sections.parallel import ParallelConfig
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
     from trainer.model.sharding import ParameterLayout
 

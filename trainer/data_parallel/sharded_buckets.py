@@ -24,7 +24,7 @@ from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.distributed.collectives import all_gather_single, is_gloo, reduce_scatter_single
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ParallelConfig
+    from trainer.config.sections.parallel import ParallelConfig
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
     from trainer.model.sharding import ParameterLayout
 

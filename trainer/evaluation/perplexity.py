@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trainer.data.errors import DataError
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.pipeline.executor import forward_only
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from trainer.families.format.hub_config import HubConfig
 from trainer.families.gpt2 import activation_name, read_activation
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 _BERT = {
     "embedding.norm": "bert.embeddings.LayerNorm",

@@ -18,7 +18,7 @@ from trainer.families.format.hub_config import HubConfig
 from trainer.families.llama import TINY, ends, mlp, norms, read_shape, write_shape
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 # Names of what a prediction layer has besides an ordinary layer: the README of deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md.

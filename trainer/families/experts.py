@@ -9,7 +9,7 @@ from trainer.families.format.family import Weight, affine, weight
 from trainer.families.format.forms import ByExpert, Plain, Stacked
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def layer_pattern(has_experts: list[bool]) -> list[bool] | int:

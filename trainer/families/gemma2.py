@@ -16,7 +16,7 @@ from trainer.families.format.windows import read_windows, write_windows
 from trainer.families.llama import TINY, attention, ends, mlp, read_shape, write_shape
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 _ACTIVATION = "gelu_pytorch_tanh"
 

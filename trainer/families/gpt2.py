@@ -13,7 +13,7 @@ from trainer.families.format.forms import JoinedHeads, Transposed
 from trainer.families.format.hub_config import HubConfig
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 """Hugging Face's name -> ours; an export takes the first name of each."""

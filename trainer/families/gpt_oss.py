@@ -15,7 +15,7 @@ from trainer.families.format.windows import read_windows, write_windows
 from trainer.families.llama import TINY, attention, ends, norms, read_shape, write_shape
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 _YARN = {
     "rope_type": "yarn",

@@ -14,7 +14,7 @@ from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope, write_rope
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def read_shape(hub: HubConfig, *, ties: bool = False, epsilon: float = 1e-6, base: float = 10000.0) -> dict[str, Any]:

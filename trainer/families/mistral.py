@@ -12,7 +12,7 @@ from trainer.families.format.hub_config import HubConfig
 from trainer.families.llama import TINY, dense_weights, read_shape, write_shape
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 # Of a file that lacks the key; null means no window.
 _WINDOW = 4096

@@ -13,7 +13,7 @@ from trainer.families.format.hub_config import HubConfig
 from trainer.families.llama import TINY, attention, ends, mlp, read_shape, write_shape
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:

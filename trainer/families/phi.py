@@ -15,7 +15,7 @@ from trainer.families.format.rope import read_rope, write_rope
 from trainer.families.gpt2 import activation_name, read_activation
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:

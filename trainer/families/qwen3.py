@@ -13,7 +13,7 @@ from trainer.families.format.windows import read_late_windows, write_windows
 from trainer.families.llama import TINY, dense_weights, read_shape, write_shape
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def read(hub: HubConfig) -> dict[str, Any]:

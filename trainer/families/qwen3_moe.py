@@ -15,7 +15,7 @@ from trainer.families.llama import TINY, attention, ends, mlp, norms
 from trainer.families.qwen3 import read, write
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trainer.families.format.forms import Stacked
 from trainer.families.format.hub_config import HubConfig
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 FEED_FORWARD = {
     "gated-gelu": ("gelu_tanh", True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from trainer.config.sections import ParallelConfig
+from trainer.config.sections.parallel import ParallelConfig
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.generation.model import GenerationModel
 from trainer.ops.dispatch.setup import serial_kernels

@@ -12,7 +12,7 @@ from trainer.checkpoint.find import find_checkpoint
 from trainer.checkpoint.hub_weights import read_hub_folder
 from trainer.checkpoint.load import load_weights
 from trainer.checkpoint.metadata import load_metadata
-from trainer.config.sections import ParallelConfig
+from trainer.config.sections.parallel import ParallelConfig
 from trainer.conversion.import_hub import config_of
 from trainer.data.samples.continuation import end_of_documents
 from trainer.generation.errors import GenerationError

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.distributed.random_streams import DropoutSite
 from trainer.model.attention.latent_attention import LatentAttention
 from trainer.model.attention.self_attention import SelfAttention

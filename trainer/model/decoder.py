@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.random_streams import MicroBatchRandomness
 from trainer.model.block import Block
@@ -30,7 +30,7 @@ from trainer.model.sharding import ParameterBuilder
 from trainer.model.stage import Stage
 
 if TYPE_CHECKING:
-    from trainer.data.samples.batches import MicroBatch
+    from trainer.data.samples.micro_batch import MicroBatch
     from trainer.model.cache import KeyValueCache
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.model.embedding import build_projection
 from trainer.model.norm import Norm
 from trainer.model.sharding import ParameterBuilder
@@ -23,7 +23,7 @@ from trainer.ops.activation import ACTIVATION, Activation
 from trainer.ops.loss_terms import LossTerms
 
 if TYPE_CHECKING:
-    from trainer.data.samples.batches import MicroBatch
+    from trainer.data.samples.micro_batch import MicroBatch
 
 
 class GPTHead(nn.Module):

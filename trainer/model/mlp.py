@@ -11,7 +11,7 @@ import math
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear

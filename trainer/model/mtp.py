@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.model.block import Block
 from trainer.model.embedding import GPTEmbedding
 from trainer.model.head import GPTHead
@@ -31,9 +31,9 @@ from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.linear import ColumnParallelLinear
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.config.train_config import TrainConfig
-    from trainer.data.samples.further_tokens import FurtherTokens
+    from trainer.data.samples.micro_batch import FurtherTokens
     from trainer.model.context import ForwardPass, ParallelAxes
     from trainer.model.sharding import ParameterBuilder
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.model.sharding import ParameterBuilder
 from trainer.ops.layer_norm import LAYER_NORM
 from trainer.ops.rms_norm import ADD_RMS_NORM, RMS_NORM

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
-    from trainer.config.sections import TrainingConfig
+    from trainer.config.sections.training import TrainingConfig
 
 
 class Recomputable(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.planning.rope import UNSCALED, RopeScaling
 
 

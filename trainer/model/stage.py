@@ -15,7 +15,7 @@ from trainer.distributed.random_streams import MicroBatchRandomness
 from trainer.model.context import ParallelAxes
 
 if TYPE_CHECKING:
-    from trainer.data.samples.batches import MicroBatch
+    from trainer.data.samples.micro_batch import MicroBatch
     from trainer.model.cache import KeyValueCache
 
 

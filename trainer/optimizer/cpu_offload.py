@@ -18,7 +18,7 @@ from torch import Tensor
 from trainer.optimizer.masters import Masters, Moments, new_moments
 
 if TYPE_CHECKING:
-    from trainer.config.sections import OptimizerConfig
+    from trainer.config.sections.optimizer import OptimizerConfig
     from trainer.data_parallel.parameter_shards import ParameterShard
 
 # Elements copied and stepped together: 64 MB of gradients. That is enough for the full speed of a bus, and little

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config.sections import OptimizerConfig
+    from trainer.config.sections.optimizer import OptimizerConfig
 
 
 def warmup_iters(config: OptimizerConfig, train_iters: int) -> float:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config.sections import TrainingConfig
+    from trainer.config.sections.training import TrainingConfig
 
 _GROWTH = 2.0
 _BACKOFF = 0.5

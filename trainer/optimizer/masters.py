@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainer.ops.adamw import AdamWConstants
 
 if TYPE_CHECKING:
-    from trainer.config.sections import OptimizerConfig
+    from trainer.config.sections.optimizer import OptimizerConfig
 
 Moments = dict[str, dict[str, Tensor]]
 """Kind -> name -> 1-D float32."""

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.data.samples.batches import MicroBatch
 from trainer.data.samples.further_tokens import with_further_tokens
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.pipeline.communication import PipelinePeers, build_communicator
 from trainer.pipeline.seeded_backward import SeededBackward
 from trainer.pipeline.weight_gradients import WeightGradientQueue, deferring

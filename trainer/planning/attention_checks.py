@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 from trainer.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
+    from trainer.config.train_config import TrainConfig
 
 _NEEDED = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
-def check_latent_attention(model: ModelConfig) -> None:
+def check_latent_attention(config: TrainConfig) -> None:
     """Refuse keys of multi-head latent attention that are missing, or that contradict it.
 
     Raises:
         ConfigError: names the key.
     """
+    model = config.model
     for name in ("q_lora_rank", *_NEEDED):
         has_key = getattr(model, name) is not None
         if has_key and not model.multi_latent_attention:
@@ -49,12 +51,13 @@ def _check_contradictions(model: ModelConfig) -> None:
             raise ConfigError(f"model.{name}", "does not fit multi_latent_attention, which has none; leave it out")
 
 
-def check_query_key_norm(model: ModelConfig) -> None:
+def check_query_key_norm(config: TrainConfig) -> None:
     """Refuse a norm over all heads that nothing computes.
 
     Raises:
         ConfigError: names the key.
     """
+    model = config.model
     if model.qk_layernorm_scope == "head":
         return
     if not model.qk_layernorm or model.multi_latent_attention:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from trainer.config.errors import ConfigError
+
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
@@ -117,3 +119,14 @@ OF_BERT: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
     ),
 )
 """Rows as in trainer.planning.incompatible.IMPOSSIBLE."""
+
+
+def check_bert(config: TrainConfig) -> None:
+    """Refuse a combination that contradicts BERT, or any masked language model.
+
+    Raises:
+        ConfigError: names the key, and the remedy.
+    """
+    for key, is_asked_for, sentence in OF_BERT:
+        if is_asked_for(config):
+            raise ConfigError(key, sentence)

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from trainer.config.counted_flags import COUNTED
 from trainer.config.errors import ConfigError
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
-from trainer.config.sections import Section
+from trainer.config.sections.section import Section
 from trainer.config.train_config import TrainConfig
+from trainer.config.yaml_file import read_yaml
 from trainer.planning.checks import check_relations
 
 
@@ -113,35 +114,3 @@ def load_config(path: Path) -> TrainConfig:
         ConfigError: the file cannot be read, is not a YAML mapping, or has an invalid value.
     """
     return build_config(read_yaml(path))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the sections of a YAML file, without checking the values.
-
-    Raises:
-        ConfigError: the file cannot be read, is not YAML, repeats a key, or is not a mapping.
-    """
-    import yaml
-
-    class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Refuses a repeated key; PyYAML would silently keep the last value."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
-                raise yaml.MarkedYAMLError(problem=f"key {twice!r} occurs twice", problem_mark=node.start_mark)
-            return dict(super().construct_mapping(node, deep))
-
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("", f"cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError("", f"is not valid YAML: {' '.join(str(error).split())}") from None
-    except (RecursionError, ValueError) as error:
-        # Python refuses integers of more than 4,300 digits.
-        raise ConfigError("", f"cannot be read: {str(error).partition(';')[0]}") from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError("", f"is not a mapping of the sections {', '.join(TrainConfig.model_fields)}")
-    return values

@@ -1,34 +1,102 @@
-"""Checks of relations between config keys, and to the job's size. Torch-free."""
+"""Checks of relations between config keys, and to the job's size. Torch-free.
+
+RELATIONS lists the relations that only some configs can break, each with the keys that it is about. A check is imported
+and runs only if the config sets one of them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.config.data_checks import check_data
 from trainer.config.errors import ConfigError
-from trainer.planning.attention_checks import check_latent_attention, check_query_key_norm
-from trainer.planning.encoder_decoder_checks import check_encoder_decoder
-from trainer.planning.expert_checks import check_experts
-from trainer.planning.kernel_choice import check_kernels
-from trainer.planning.layouts import Layout, nearest_layouts
-from trainer.planning.parallel_checks import (
-    check_parallelism,
-    divisors,
-    fits_context_parallel,
-    fits_tensor_parallel,
-    multiples_around,
-)
-from trainer.planning.pipeline import virtual_stages_per_rank
-from trainer.planning.rope import check_rope
+from trainer.planning.layouts import Layout, divisors, multiples_around, nearest_layouts
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig, OptimizerConfig
+    from trainer.config.sections.model import ModelConfig
+    from trainer.config.sections.optimizer import OptimizerConfig
     from trainer.config.train_config import TrainConfig
 
 
 MAX_MICRO_BATCHES = 100_000
 """Per replica and iteration. The table of a pipeline schedule has an entry for each micro-batch."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A check that only configs with certain keys can fail.
+
+    Attributes:
+        place: ``module:function`` below trainer.planning; the function takes the config and raises ConfigError.
+        keys: dotted keys, or beginnings of keys with a ``*``: with the default of all of them nothing is wrong.
+    """
+
+    place: str
+    keys: tuple[str, ...]
+
+    def concerns(self, given: Collection[str]) -> bool:
+        """True if a config that sets the keys ``given`` may fail."""
+        names = {key for key in self.keys if not key.endswith("*")}
+        beginnings = tuple(key[:-1] for key in self.keys if key.endswith("*"))
+        return not names.isdisjoint(given) or any(key.startswith(beginnings) for key in given if beginnings)
+
+    def check(self, config: TrainConfig) -> None:
+        """Run the check.
+
+        Raises:
+            ConfigError: names the key, its value and the nearest valid values.
+        """
+        module, _, name = self.place.partition(":")
+        getattr(importlib.import_module(f"trainer.planning.{module}"), name)(config)
+
+
+RELATIONS = (
+    Relation("attention_checks:check_query_key_norm", ("model.qk_layernorm_scope",)),
+    Relation(
+        "attention_checks:check_latent_attention",
+        ("model.multi_latent_attention", "model.q_lora_rank", "model.kv_lora_rank", "model.qk_*", "model.v_head_dim"),
+    ),
+    Relation("rope:check_rope", ("model.position_embedding_type", "model.rope_scaling", "model.rotary_*")),
+    Relation("expert_checks:check_experts", ("model.num_experts", "model.moe_*")),
+    Relation("parallel_checks:check_exclusive", ("parallel.*",)),
+    Relation(
+        "incompatible:check_incompatible",
+        (
+            *("parallel.*", "model.attention_backend", "model.window_*", "model.num_experts", "model.moe_*"),
+            *("model.norm_placement", "model.shared_parallel_norm", "model.position_embedding_offset"),
+            *("model.activation_*", "model.squared_relu", "model.mtp_*", "training.recompute_*"),
+            *("optimizer.optimizer_cpu_offload", "optimizer.optimizer_offload_fraction"),
+        ),
+    ),
+    Relation(
+        "bert_checks:check_bert",
+        (
+            *("model.architecture", "model.num_tokentypes", "model.bert_binary_head"),
+            *("data.mask_prob", "data.short_seq_prob"),
+        ),
+    ),
+    Relation("parallel_checks:check_parallelism", ("parallel.*", "training.recompute_modules")),
+    Relation("expert_checks:check_expert_keys", ("parallel.*", "model.num_experts", "model.moe_*")),
+    Relation(
+        "encoder_decoder_checks:check_encoder_decoder",
+        (
+            *("model.architecture", "model.position_embedding_type", "model.decoder_num_layers"),
+            *("model.relative_attention_*", "training.decoder_seq_length"),
+        ),
+    ),
+    Relation(
+        "data_checks:check_data",
+        (
+            *("data.data_path", "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.split"),
+            *("data.sample_packing", "data.answer_only_loss", "data.streaming*"),
+        ),
+    ),
+    Relation("kernel_choice:check_kernels", ("training.kernel_backends", "parallel.no_gradient_accumulation_fusion")),
+)
+"""In the order of their messages."""
 
 
 def check_relations(config: TrainConfig) -> None:
@@ -37,19 +105,17 @@ def check_relations(config: TrainConfig) -> None:
     Raises:
         ConfigError: names the key, its value and the nearest valid values.
     """
+    given = {
+        f"{section}.{key}" for section in config.model_fields_set for key in getattr(config, section).model_fields_set
+    }
     _check_attention(config.model)
-    check_query_key_norm(config.model)
-    check_latent_attention(config.model)
-    check_rope(config.model)
     _check_activation(config.model)
-    check_experts(config.model)
-    check_parallelism(config)
-    check_encoder_decoder(config)
+    for relation in RELATIONS:
+        if relation.concerns(given):
+            relation.check(config)
     _check_training(config)
     _check_optimizer(config)
-    check_data(config.data)
     _check_evaluation(config)
-    check_kernels(config)
     _check_hugging_face(config)
 
 
@@ -92,6 +158,9 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
 
 
 def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
+    from trainer.planning.parallel_checks import fits_context_parallel, fits_tensor_parallel
+    from trainer.planning.pipeline import virtual_stages_per_rank
+
     parallel, training = config.parallel, config.training
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     pp, ep = parallel.pipeline_model_parallel_size, parallel.expert_model_parallel_size
@@ -155,7 +224,7 @@ def _check_attention(model: ModelConfig) -> None:
             f"{heads} does not divide hidden_size {model.hidden_size}; use one of {divisors(model.hidden_size)}, "
             "or set model.kv_channels",
         )
-    if heads % model.query_groups:
+    if model.num_query_groups is not None and heads % model.query_groups:
         raise ConfigError(
             "model.num_query_groups",
             f"{model.query_groups} does not divide num_attention_heads {heads}; use one of {divisors(heads)}",

@@ -13,7 +13,8 @@ from trainer.config.errors import ConfigError
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT, Alias
 from trainer.config.spelling import nearest_word
 from trainer.config.train_config import TrainConfig
-from trainer.planning.build_config import build_config, known_keys, read_yaml
+from trainer.config.yaml_file import read_yaml
+from trainer.planning.build_config import build_config, known_keys
 
 _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
 

@@ -5,17 +5,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
+from trainer.planning.layouts import divisors
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
+    from trainer.config.train_config import TrainConfig
 
 
-def check_experts(model: ModelConfig) -> None:
+_WITH_EXPERTS = (
+    "moe_layer_freq",
+    "moe_ffn_hidden_size",
+    "moe_router_topk",
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+    "moe_router_norm_topk_prob",
+    "moe_router_topk_scaling_factor",
+    "moe_router_enable_expert_bias",
+    "moe_router_bias_update_rate",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_group_score",
+    "moe_router_bias",
+    "moe_router_load_balancing_type",
+    "moe_aux_loss_coeff",
+    "moe_z_loss_coeff",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
+    "moe_shared_expert_intermediate_size",
+)
+
+
+def check_experts(config: TrainConfig) -> None:
     """Refuse keys of the router that contradict each other, and a list of layers of the wrong length.
 
     Raises:
         ConfigError: names the key.
     """
+    model = config.model
     pattern = model.moe_layer_freq
     if isinstance(pattern, list) and len(pattern) != model.num_layers:
         raise ConfigError(
@@ -75,4 +101,24 @@ def _check_groups(model: ModelConfig, experts: int) -> None:
     if needs_two == "top2" and experts // groups < 2:
         raise ConfigError(
             "model.moe_router_group_score", "top2 needs groups of two experts or more; use max, or fewer groups"
+        )
+
+
+def check_expert_keys(config: TrainConfig) -> None:
+    """Refuse keys of experts in a dense model, and experts that do not divide over the ranks.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    model, ep = config.model, config.parallel.expert_model_parallel_size
+    if model.num_experts is None:
+        for name in _WITH_EXPERTS:
+            if getattr(model, name) != type(model).model_fields[name].default:
+                raise ConfigError(
+                    f"model.{name}", "needs mixture-of-experts layers; set model.num_experts, or leave the key out"
+                )
+    elif model.num_experts % ep:
+        raise ConfigError(
+            "parallel.expert_model_parallel_size",
+            f"{ep} does not divide model.num_experts {model.num_experts}; use one of {divisors(model.num_experts)}",
         )

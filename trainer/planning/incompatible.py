@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.planning.bert_checks import OF_BERT
+from trainer.config.errors import ConfigError
 from trainer.planning.pipeline import pipeline_schedule, virtual_stages_per_rank
 from trainer.planning.schedule.placement import default_chunks
 
@@ -283,5 +283,15 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
         lambda c: c.model.mtp_num_layers == 0 and _is_changed("mtp_loss_scaling_factor", c),
         "needs mtp_num_layers above 0; set that, or leave this key out",
     ),
-    *OF_BERT,
 )
+
+
+def check_incompatible(config: TrainConfig) -> None:
+    """Refuse a combination that is invalid for all numbers.
+
+    Raises:
+        ConfigError: names the key, and the remedy.
+    """
+    for key, is_asked_for, sentence in IMPOSSIBLE:
+        if is_asked_for(config):
+            raise ConfigError(key, sentence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Layout = tuple[int, int, int]
 """tp, cp, pp"""
@@ -36,3 +36,19 @@ def nearest_layouts(world_size: int, asked: Layout, fits: Callable[[Layout], boo
         return sum(ratios), math.prod(layout)
 
     return sorted(found, key=distance)
+
+
+def multiples_around(number: int, step: int) -> str:
+    """Multiples of ``step`` just below and above ``number``, as text."""
+    below, above = number // step * step, -(-number // step) * step
+    return f"{below} or {above}" if below else str(above)
+
+
+def divisors(number: int) -> str:
+    """Divisors of ``number`` as text; a long list keeps only the small ones."""
+    return in_words(divisors_of(number))
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """Numbers as text; a long list keeps the small ones and the last."""
+    return ", ".join(map(str, numbers if len(numbers) <= 12 else [*numbers[:11], "...", numbers[-1]]))

@@ -8,45 +8,22 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
-from trainer.planning.incompatible import IMPOSSIBLE
-from trainer.planning.layouts import divisors_of
+from trainer.planning.layouts import divisors, divisors_of, in_words, multiples_around
 from trainer.planning.pipeline import pipeline_placement, virtual_stages_per_rank
 from trainer.planning.sequence_division import sequence_divisor
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.config.train_config import TrainConfig
 
 TYPICAL_VOCAB_SIZE = 32_000
 """Used before the vocabulary is known. It affects the balance of the stages, never their validity."""
 
 RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe", "moe_act")
-_WITH_EXPERTS = (
-    "moe_layer_freq",
-    "moe_ffn_hidden_size",
-    "moe_router_topk",
-    "moe_router_score_function",
-    "moe_router_pre_softmax",
-    "moe_router_norm_topk_prob",
-    "moe_router_topk_scaling_factor",
-    "moe_router_enable_expert_bias",
-    "moe_router_bias_update_rate",
-    "moe_router_num_groups",
-    "moe_router_group_topk",
-    "moe_router_group_score",
-    "moe_router_bias",
-    "moe_router_load_balancing_type",
-    "moe_aux_loss_coeff",
-    "moe_z_loss_coeff",
-    "moe_expert_capacity_factor",
-    "moe_token_drop_policy",
-    "moe_shared_expert_intermediate_size",
-)
-
 
 # Keys that place layers or set the number of virtual stages. The first key of each row excludes the others.
 EXCLUSIVE_KEYS = (
@@ -72,18 +49,18 @@ def check_parallelism(config: TrainConfig) -> None:
     Raises:
         ConfigError: names the key, its value and the nearest valid values.
     """
-    _check_exclusive(config)
-    for key, is_asked_for, sentence in IMPOSSIBLE:
-        if is_asked_for(config):
-            raise ConfigError(key, sentence)
     _check_tensor_parallel(config)
     _check_context_parallel(config)
-    _check_experts(config)
     _check_recompute(config)
     _check_pipeline(config)
 
 
-def _check_exclusive(config: TrainConfig) -> None:
+def check_exclusive(config: TrainConfig) -> None:
+    """Refuse two keys that set the same thing.
+
+    Raises:
+        ConfigError: names both keys.
+    """
     for key, *others in EXCLUSIVE_KEYS:
         if getattr(config.parallel, key) is None:
             continue
@@ -143,7 +120,7 @@ def _check_tensor_parallel(config: TrainConfig) -> None:
         raise ConfigError(
             key,
             f"{tp} is neither a divisor nor a multiple of model.num_query_groups {groups}; use one of "
-            + _in_words(valid),
+            + in_words(valid),
         )
 
 
@@ -169,21 +146,6 @@ def _check_context_parallel(config: TrainConfig) -> None:
             "parallel.context_parallel_size",
             f"{cp} does not divide the {heads} attention heads of each tensor-parallel rank, as cp_comm_type a2a "
             f"requires; use one of {divisors(heads)}, or cp_comm_type p2p",
-        )
-
-
-def _check_experts(config: TrainConfig) -> None:
-    model, ep = config.model, config.parallel.expert_model_parallel_size
-    if model.num_experts is None:
-        for name in _WITH_EXPERTS:
-            if getattr(model, name) != type(model).model_fields[name].default:
-                raise ConfigError(
-                    f"model.{name}", "needs mixture-of-experts layers; set model.num_experts, or leave the key out"
-                )
-    elif model.num_experts % ep:
-        raise ConfigError(
-            "parallel.expert_model_parallel_size",
-            f"{ep} does not divide model.num_experts {model.num_experts}; use one of {divisors(model.num_experts)}",
         )
 
 
@@ -252,18 +214,3 @@ def _check_layout(config: TrainConfig, layout: str) -> None:
             f"{layout!r} has {predicted} layers of multi-token prediction (m), but model.mtp_num_layers is {wanted}; "
             "change one of the two",
         )
-
-
-def multiples_around(number: int, step: int) -> str:
-    """Multiples of ``step`` just below and above ``number``, as text."""
-    below, above = number // step * step, -(-number // step) * step
-    return f"{below} or {above}" if below else str(above)
-
-
-def divisors(number: int) -> str:
-    """Divisors of ``number`` as text; a long list keeps only the small ones."""
-    return _in_words(divisors_of(number))
-
-
-def _in_words(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers if len(numbers) <= 12 else [*numbers[:11], "...", numbers[-1]]))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainer.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
+    from trainer.config.train_config import TrainConfig
 
 _KEY = "model.rope_scaling"
 _REQUIRED: Mapping[str, tuple[str, ...]] = {
@@ -141,12 +142,13 @@ def _check_number(name: str, value: Any) -> None:
         raise ConfigError(_KEY, f"factor is {value!r}; use at least 1, which changes nothing")
 
 
-def check_rope(model: ModelConfig) -> None:
+def check_rope(config: TrainConfig) -> None:
     """Refuse keys of rotary positions that contradict each other.
 
     Raises:
         ConfigError: names the key.
     """
+    model = config.model
     RopeScaling.of(model)
     for name in ("rope_scaling", "rotary_base_local", "rotary_interleaved"):
         if getattr(model, name) and model.position_embedding_type != "rope":

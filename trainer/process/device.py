@@ -9,7 +9,7 @@ import torch
 from trainer.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer.config.sections import TrainingConfig
+    from trainer.config.sections.training import TrainingConfig
     from trainer.process.launch_environment import LaunchEnvironment
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from trainer.config.sections import TrainingConfig
+    from trainer.config.sections.training import TrainingConfig
 
 _KEYS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

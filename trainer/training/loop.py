@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from trainer.checkpoint.save import CheckpointWriter, MissedSave
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
-    from trainer.data.samples.batches import MicroBatch, Split
+    from trainer.data.samples.batches import Split
+    from trainer.data.samples.micro_batch import MicroBatch
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer, StepOutcome
     from trainer.parallel_model import ParallelModel
     from trainer.process.heartbeat import Heartbeat

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmctl.backends.base import (
     LOGIN,
@@ -23,7 +24,9 @@ from llmctl.backends.lsf.interactive import ENTER, SUBMIT
 from llmctl.backends.lsf.reports import DELIMITER, FIELDS, parse_history, parse_jobs, parse_nodes
 from llmctl.backends.ssh_attach import ssh_argv
 from llmctl.errors import SchedulerError
-from llmctl.site.container import ContainerPlan
+
+if TYPE_CHECKING:
+    from llmctl.site.container import ContainerPlan
 
 _BJOBS = ("bjobs", "-a", "-noheader", "-o", f"{' '.join(FIELDS)} delimiter='{DELIMITER}'")
 """With the jobs that have ended within CLEAN_PERIOD, an hour by default (bjobs(1), -a)."""
@@ -175,7 +178,7 @@ class LsfBackend(BatchScheduler):
         host: str,
         script: str,
         command: Sequence[str],
-        container: ContainerPlan | None = None,
+        container: "ContainerPlan | None" = None,
         *,
         cores: int | None = None,
     ) -> list[str]:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmctl.backends.base import (
     LOGIN,
@@ -23,7 +24,9 @@ from llmctl.backends.pbs.reports import parse_jobs, parse_nodes, plain_job_id
 from llmctl.backends.ssh_attach import ssh_argv
 from llmctl.durations import clock
 from llmctl.errors import SchedulerError
-from llmctl.site.container import ContainerPlan
+
+if TYPE_CHECKING:
+    from llmctl.site.container import ContainerPlan
 
 _CHUNK = "-l select=:"
 """Prefix of profile options that are added to the chunk of every node, as in ``-l select=:ncpus=64:ngpus=4``."""
@@ -184,7 +187,7 @@ class PbsBackend(BatchScheduler):
         host: str,
         script: str,
         command: Sequence[str],
-        container: ContainerPlan | None = None,
+        container: "ContainerPlan | None" = None,
         *,
         cores: int | None = None,
     ) -> list[str]:

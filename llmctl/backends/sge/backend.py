@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmctl.backends.base import (
     LOGIN,
@@ -27,7 +28,9 @@ from llmctl.backends.batch_scheduler import BatchScheduler, ErrorMessages
 from llmctl.backends.sge import reports, terminal
 from llmctl.durations import clock
 from llmctl.errors import ProfileError, SchedulerError
-from llmctl.site.container import ContainerPlan
+
+if TYPE_CHECKING:
+    from llmctl.site.container import ContainerPlan
 
 _ASK_QUEUE = r"""answer=$(qstat -r -u '$user') || exit
 printf '%s\n' "$answer"
@@ -171,7 +174,7 @@ class SgeBackend(BatchScheduler):
         host: str,
         script: str,
         command: Sequence[str],
-        container: ContainerPlan | None = None,
+        container: "ContainerPlan | None" = None,
         *,
         cores: int | None = None,
     ) -> list[str]:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from llmctl.backends.base import (
     LOGIN,
@@ -18,11 +19,13 @@ from llmctl.backends.base import (
     ProfileHints,
 )
 from llmctl.backends.batch_scheduler import BatchScheduler, ErrorMessages
-from llmctl.backends.slurm import nodes, words
+from llmctl.backends.slurm import words
 from llmctl.durations import clock
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
-from llmctl.site.container import ContainerPlan
+
+if TYPE_CHECKING:
+    from llmctl.site.container import ContainerPlan
 
 _CARRIED = (
     "HOME,USER,LOGNAME,SHELL,PATH,LANG,LC_ALL,MODULEPATH,MODULESHOME,LMOD_CMD,LMOD_DIR,LMOD_PKG,LMOD_SYSTEM_NAME,"
@@ -140,7 +143,7 @@ class SlurmBackend(BatchScheduler):
         host: str,
         script: str,
         command: Sequence[str],
-        container: ContainerPlan | None = None,
+        container: "ContainerPlan | None" = None,
         *,
         cores: int | None = None,
     ) -> list[str]:
@@ -193,7 +196,9 @@ class SlurmBackend(BatchScheduler):
 
     def parse_nodes(self, outputs: Sequence[str]) -> list[NodeReport]:
         """See llmctl.backends.slurm.nodes."""
-        return [node for output in outputs for node in nodes.parse_nodes(output)]
+        from llmctl.backends.slurm.nodes import parse_nodes
+
+        return [node for output in outputs for node in parse_nodes(output)]
 
 
 def _plain(*argv: str) -> list[str]:
@@ -258,7 +263,7 @@ def _amount(request: JobRequest) -> str:
     return f"{nodes} with {request.gpus_per_node} GPUs each" if request.gpus_per_node else nodes
 
 
-def _attached(container: ContainerPlan | None) -> ContainerPlan | None:
+def _attached(container: "ContainerPlan | None") -> "ContainerPlan | None":
     """Container for a step that attaches to a run: pyxis finds a running container only by its name.
 
     The step saves nothing: --container-save would overwrite the run's own file.
@@ -270,7 +275,7 @@ def _attached(container: ContainerPlan | None) -> ContainerPlan | None:
 
 
 def _on_terminal(
-    argv: Sequence[str], container: ContainerPlan | None, script: str, command: Sequence[str], announcement: str = ""
+    argv: Sequence[str], container: "ContainerPlan | None", script: str, command: Sequence[str], announcement: str = ""
 ) -> list[str]:
     """``argv`` as one bash command, with --pty if there is a terminal: without one srun would complain about --pty."""
     lines = [_FORGET, "pty=()", "if [[ -t 0 ]]; then pty=(--pty); fi"]

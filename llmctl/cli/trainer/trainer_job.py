@@ -54,7 +54,7 @@ def start(context: Context, work: "TrainerWork", given: Mapping[str, Any]) -> in
     """Do ``work`` here, or submit its job with the given parameters; returns the exit code."""
     from llmctl.cli.submit import submit_plan
     from llmctl.operate.trainer_jobs import plan_trainer_work
-    from llmctl.submit.resolve import Flag
+    from llmctl.submit.job import Flag
 
     flags = [
         Flag(flag, f"job.{key}", given[key], adds=key == "mounts") for key, flag in JOB_FLAGS.items() if given.get(key)

@@ -90,6 +90,11 @@ class Interpreter:
         self.shell = ShellCommands(self)
 
     @property
+    def given(self) -> dict[str, str]:
+        """Variables set by the user, which no line of the script changes."""
+        return self.world.given
+
+    @property
     def expansion(self) -> Expansion:
         """Expansion of words in the present state."""
         return Expansion(self.state, self._outside, self._substitute)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.conditions import NO, UNKNOWN, YES, Truth, decide
-from llmctl.scripts.shell.syntax import Simple
+from llmctl.scripts.shell.expansion import Expansion
+from llmctl.scripts.shell.state import State
+from llmctl.scripts.shell.syntax import Assignment, Simple
 from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_of, text_of
-
-if TYPE_CHECKING:
-    from llmctl.scripts.shell.interpreter import Interpreter
 
 _LEAVING = ("exit", "return", "break", "continue")
 _SKIPPED = ("source", ".", "module", "ml", "conda", "mamba", "spack", "pyenv")
@@ -33,10 +32,36 @@ _NOTHING = (
 )
 
 
+class Shell(Protocol):
+    """The parts of an interpreter that the commands use.
+
+    Attributes:
+        given: variables set by the user, which no line of the script changes.
+        state: of the script.
+        expansion: of words in the present state.
+    """
+
+    state: State
+
+    @property
+    def given(self) -> dict[str, str]: ...  # noqa: D102 (described above)
+    @property
+    def expansion(self) -> Expansion: ...  # noqa: D102
+
+    def assign(self, assignment: Assignment) -> None:
+        """Set a variable."""
+
+    def number(self, text: str, line: int) -> int | None:
+        """Value of an arithmetic text; None if unknown."""
+
+    def nested(self, text: str, lines: Sequence[int]) -> Truth:
+        """Walk through a text that is a script itself."""
+
+
 class ShellCommands:
     """The shell's commands, in the state of an interpreter."""
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Shell) -> None:
         """Act on the state of ``interpreter``."""
         self._interpreter = interpreter
 
@@ -116,7 +141,7 @@ class ShellCommands:
         """``read`` and its relatives: the variables become unknown."""
         for word in words[1:]:
             name = text_of(word)
-            if name.isidentifier() and name not in self._interpreter.world.given:
+            if name.isidentifier() and name not in self._interpreter.given:
                 missing = Missing(command.line, f"${name}", "is read when the script runs", name)
                 self._interpreter.state.variables[name] = absent(missing)
         return UNKNOWN

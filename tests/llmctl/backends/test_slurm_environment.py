@@ -17,7 +17,7 @@ from llmctl.operate.attach import AttachedJob, Attachment
 from llmctl.operate.interactive import attach_session
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.request import NodeSize, build_request
+from llmctl.submit.decide import build_request
 from tests.llmctl.backends.test_slurm import stand_ins
 from tests.llmctl.run_directories import make_run
 from tests.llmctl.scripts.script_cases import render_case
@@ -87,7 +87,7 @@ def test_steps_request_no_more_cores_than_the_tasks_have(tmp_path: Path, launche
     resource = {"gpu": {"gpus": 8, "cores": 100}}
     profile = ClusterProfile(name="s", scheduler="slurm", resource_types=resource, defaults={"resource_type": "gpu"})  # type: ignore[arg-type]
     spec = JobSpec(name="c", launcher=launcher, command=("true",))
-    asked = build_request(spec, profile, BACKEND, NodeSize(8, 8), name="c", run_dir="/runs/c")
+    asked = build_request(spec, profile, BACKEND, name="c", run_dir="/runs/c")
     assert asked.tasks_per_node == (1 if launcher == "torchrun" else 8)
     assert f"--cpus-per-task={granted // asked.tasks_per_node}" in BACKEND.directives(asked)
     argv = BACKEND.interactive_argv(asked, 'exec "$@"', ["true"])

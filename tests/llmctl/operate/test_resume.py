@@ -17,7 +17,9 @@ from llmctl.operate.resume import StartPoint, check_ended, check_work_left, star
 from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.plan import Request, plan_resume, plan_submission
+from llmctl.submit.job import SubmitArguments
+from llmctl.submit.plan import plan_submission
+from llmctl.submit.plan_resume import plan_resume
 from llmctl.transport.local import LocalTransport
 from llmctl.transport.processes import identify, processes_of_run
 from llmctl.transport.protocol import CommandResult
@@ -259,7 +261,7 @@ def test_a_run_of_an_older_llmctl_gets_no_keys_that_its_code_does_not_know(home)
     config["optimizer"] = {"lr": 1e-3}
     (home / "c.yaml").write_text(json.dumps(config))
     context = Context.of((), (), dict(os.environ), home)
-    record = plan_submission(context, Request(config="c.yaml", cluster="local", run_id="old")).record
+    record = plan_submission(context, SubmitArguments(config="c.yaml", cluster="local", run_id="old")).record
     assert record.config is not None
     old = {section: dict(values) for section, values in record.config.items() if section != "evaluation"}
     del old["checkpoint"]["wait_for_folder_s"], old["training"]["skipped_steps_window"]

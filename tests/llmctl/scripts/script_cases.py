@@ -4,14 +4,15 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmctl.backends import load_backend, load_queue_backend
+from llmctl.backends import load_backend
 from llmctl.backends.base import JobRequest
 from llmctl.paths import BUNDLED, PACKAGE, UserFolders
 from llmctl.site.container import plan_container
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile, load_profile
-from llmctl.submit.render import RenderedJob, render
-from llmctl.submit.request import JobPlan, NodeSize, RunLayout, build_request
+from llmctl.submit.decide import build_request
+from llmctl.submit.job import Job, RenderedJob
+from llmctl.submit.render import render
 from tests.llmctl.submitted_files import record_contents
 
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
@@ -50,42 +51,38 @@ class ScriptCase:
         return render_case(self.profile(), replace(job, **changes))
 
 
-def render_case(profile: ClusterProfile, job: JobSpec, **changes: object) -> RenderedJob:
-    """Render the script of a job with the layout of a submission."""
+def render_case(
+    profile: ClusterProfile,
+    spec: JobSpec,
+    *,
+    ranks_per_node: int | None = None,
+    **changes: object,
+) -> RenderedJob:
+    """Render the script of a job, decided as a submission does."""
     resource = profile.resource_types.get(profile.defaults.resource_type or "")
-    ranks = resource.gpus if resource is not None and resource.gpus else 4
-    place = RunLayout(
-        run_id=RUN_ID,
-        run_dir=Path(f"{profile.runs_root}/{RUN_ID}"),
-        submission=1,
-        python="/home/ada/venv/bin/python",
-        gpus=(),
-        ranks_per_node=ranks,
-        working_dir=Path("/home/ada/work"),
-        secrets_file=Path(f"{profile.runs_root}/{RUN_ID}/own/secrets/{RUN_ID}.1") if job.secrets else None,
+    ranks = ranks_per_node or (resource.gpus if resource is not None and resource.gpus else 4)
+    place = f"{profile.runs_root}/{RUN_ID}"
+    container = plan_container(spec, profile, cwd="/", own_mounts=(place,))
+    sized = replace(spec, gpus_per_node=ranks)
+    request = build_request(
+        sized, profile, load_backend(profile.scheduler), name=RUN_ID, run_dir=place, container=container
     )
-    place = replace(place, **changes)
-    run_dir, size = str(place.run_dir), NodeSize(place.ranks_per_node, place.ranks_per_node)
-    container = plan_container(job, profile, cwd="/", own_mounts=(run_dir,))
-    backend = load_backend(profile.scheduler)
-    request = build_request(job, profile, backend, size, name=RUN_ID, run_dir=run_dir, container=container)
-    return render(plan_of(job, place, request))
+    return render(job_of(spec, request, **{"python": "/home/ada/venv/bin/python", **changes}))
 
 
-def plan_of(job: JobSpec, place: RunLayout, request: JobRequest, folders: UserFolders = FOLDERS) -> JobPlan:
-    """The job plan of a job with this layout and request."""
-    scheduler = request.profile.scheduler
-    return JobPlan(
-        spec=job,
-        profile=request.profile,
-        folders=folders,
-        is_remote=False,
-        backend=load_backend(scheduler),
+def job_of(spec: JobSpec, request: JobRequest, **changes: object) -> Job:
+    """A decided job with this request."""
+    secrets = Path(f"{request.run_dir}/own/secrets/{RUN_ID}.1") if spec.secrets else None
+    job = Job(
+        spec=spec,
         request=request,
-        layout=place,
-        queue=load_queue_backend(scheduler),
-        new_folders=(),
+        backend=load_backend(request.profile.scheduler),
+        folders=FOLDERS,
+        is_remote=False,
+        working_dir=Path("/home/ada/work"),
+        secrets_file=secrets,
     )
+    return replace(job, **changes)
 
 
 def install(rendered: RenderedJob, run_dir: Path) -> Path:

@@ -8,7 +8,8 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.errors import UsageError
-from llmctl.scripts.import_script import ImportedScript, import_script, is_script, parse_given
+from llmctl.scripts.import_script import ImportedScript, import_script, parse_given
+from llmctl.submit.config_file import is_script
 from tests.llmctl.scripts.published_scripts import NOW
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config, load_config

@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2 import Environment, FileSystemLoader, meta
@@ -20,8 +22,8 @@ from llmctl.errors import ConfigFileError
 from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile, EnvironmentProfile
+from llmctl.submit.job import Job
 from llmctl.submit.render import interactive_script, render
-from llmctl.submit.request import JobPlan, RunLayout
 from tests.llmctl.scripts import script_cases
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -29,20 +31,17 @@ REFRESH = os.environ.get("LLMCTL_REFRESH_GOLDEN") == "1"
 NASTY = "a b'$(x)"
 FOLDERS = UserFolders(home=Path("/home/ada"), config=Path("/none"), state=Path("/none"))
 PROFILE = ClusterProfile(name="local", scheduler="local", runs_root="/runs")
-ON_CPU = RunLayout(
-    run_id="gpt-261121-101500-ab12",
-    run_dir=Path("/runs/gpt-261121-101500-ab12"),
-    submission=1,
-    python="/usr/bin/python3",
-    gpus=(),
-    ranks_per_node=1,
-    working_dir=Path("/work"),
-    secrets_file=None,
-)
-ON_GPUS = replace(ON_CPU, gpus=(("0", "1"), ("2", "3")), ranks_per_node=2)
+RUN_ID = "gpt-261121-101500-ab12"
+ON_CPU: dict[str, Any] = {"working_dir": Path("/work")}
+GPU_IDS = (("0", "1"), ("2", "3"))
 CASES = {
     "local__two_nodes_on_cpu": (JobSpec(name="gpt", nodes=2), PROFILE, ON_CPU),
-    "local__two_nodes_on_gpus": (JobSpec(name="gpt", nodes=2, gpus_per_node=2, time_s=3600), PROFILE, ON_GPUS),
+    "local__two_nodes_on_gpus": (
+        JobSpec(name="gpt", nodes=2, gpus_per_node=2, time_s=3600),
+        PROFILE,
+        ON_CPU,
+        (("0", "1"), ("2", "3")),
+    ),
     "local__command_with_everything": (
         JobSpec(name="c", env=(("X", NASTY),), secrets=("TOKEN",), command=("echo", NASTY, "--", "-n")),
         ClusterProfile(
@@ -54,27 +53,34 @@ CASES = {
                 modules=("cuda/12.8", NASTY), setup=("ulimit -n 65536",), kind="venv", path=f"~/{NASTY}"
             ),
         ),
-        replace(ON_CPU, secrets_file=Path(f"/state/{NASTY}"), working_dir=Path(f"/work/{NASTY}")),
+        {"secrets_file": Path(f"/state/{NASTY}"), "working_dir": Path(f"/work/{NASTY}")},
     ),
 }
 
 
 def script_of(case: str) -> str:
-    job, profile, place = CASES[case]
-    return render(plan_of(job, profile, place)).script
+    return render(job_of(*CASES[case])).script
 
 
-def plan_of(job: JobSpec, profile: ClusterProfile, place: RunLayout, folders: UserFolders = FOLDERS) -> JobPlan:
+def job_of(
+    spec: JobSpec,
+    profile: ClusterProfile,
+    place: Mapping[str, Any],
+    gpu_ids: tuple[tuple[str, ...], ...] = (),
+    *,
+    folders: UserFolders = FOLDERS,
+) -> Job:
     request = JobRequest(
         profile=profile,
-        job_name=place.run_id,
-        run_dir=str(place.run_dir),
-        nodes=job.nodes,
-        ranks_per_node=place.ranks_per_node,
-        gpus_per_node=len(place.gpus[0]) if place.gpus else 0,
-        time_s=job.time_s,
+        job_name=RUN_ID,
+        run_dir=f"/runs/{RUN_ID}",
+        nodes=spec.nodes,
+        ranks_per_node=len(gpu_ids[0]) if gpu_ids else 1,
+        gpus_per_node=len(gpu_ids[0]) if gpu_ids else 0,
+        gpu_ids=gpu_ids,
+        time_s=spec.time_s,
     )
-    return script_cases.plan_of(job, place, request, folders)
+    return script_cases.job_of(spec, request, folders=folders, python="/usr/bin/python3", **place)
 
 
 WHOLE = {
@@ -216,7 +222,7 @@ def test_a_variable_that_is_not_supplied_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigFileError, match=r"templates/local.sh.j2:1: 'run_idd' is undefined; valid names: .*run_id"
     ):
-        render(plan_of(job, profile, place, folders))
+        render(job_of(job, profile, place, folders=folders))
 
 
 def test_a_template_of_the_user_takes_precedence(tmp_path: Path) -> None:
@@ -224,7 +230,7 @@ def test_a_template_of_the_user_takes_precedence(tmp_path: Path) -> None:
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "local.sh.j2").write_text("echo {{ env | map('last') | list | last }}\n")
     job, profile, place = CASES["local__two_nodes_on_cpu"]
-    rendered = render(plan_of(replace(job, env=(("X", NASTY),)), profile, place, folders))
+    rendered = render(job_of(replace(job, env=(("X", NASTY),)), profile, place, folders=folders))
     assert rendered.script == "echo 'a b'\"'\"'$(x)'\n"
 
 

@@ -244,7 +244,7 @@ def hostile_text(rng: random.Random, *, without: str = "") -> str:
 
 
 def hostile_folder(rng: random.Random) -> str:
-    """A path's component with characters that runs_root may have (see submit/checks.py)."""
+    """A path's component with characters that runs_root may have (see submit/checks/site.py)."""
     text = hostile_text(rng, without=":/\n\r\t\x01\x7f\u2028")
     return f"{rng.choice('- ~*')}{text}"
 

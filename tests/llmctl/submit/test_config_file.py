@@ -11,7 +11,8 @@ import yaml
 from llmctl.cli.main import main
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError
-from llmctl.submit.config_file import found_config_warning
+from llmctl.submit.config_file import found_config_warnings
+from llmctl.submit.job import ConfigFile
 
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 2},
@@ -138,7 +139,7 @@ def is_taken_by(user: int, group: int, folder: Path) -> bool:
         os.setgid(group)
         os.setuid(user)
         try:
-            warning = found_config_warning(context, folder / "llmctl.yaml", {"job": JOB})
+            warning = found_config_warnings(context, ConfigFile(folder / "llmctl.yaml", {}), {"job": JOB})
         except ConfigFileError:
             os._exit(3)
         os._exit(0 if warning else 1)

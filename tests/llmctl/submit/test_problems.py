@@ -9,7 +9,8 @@ from llmctl.cli.main import main
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError, ProfileError, RecordError, UsageError
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.origins import Origin, Problem, ProfileOrigins, Resolved
+from llmctl.submit.job import Problem
+from llmctl.submit.origins import Origin, ProfileOrigins, Resolved
 
 CONFIG = {
     "job": {"nodes": 20},

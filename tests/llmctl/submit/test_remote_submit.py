@@ -17,7 +17,8 @@ from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, SchedulerError, UsageError
 from llmctl.runs.record import RunRecord
 from llmctl.submit.execute import execute_plan
-from llmctl.submit.plan import Request, plan_submission
+from llmctl.submit.job import SubmitArguments
+from llmctl.submit.plan import plan_submission
 from llmctl.submit.torch_check import check_torch
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.submit.test_queue_submit import CONFIG, PROFILE, SBATCH, SQUEUE
@@ -95,7 +96,7 @@ def write_profile(here: Path, **changes: object) -> None:
 
 def plan(context: Context, *settings: str, **more):
     settings = ("training.device=cpu", *settings) if not more.get("command") else settings
-    return plan_submission(context, Request("c.yaml", "far", settings=settings, **{"run_id": "r", **more}))
+    return plan_submission(context, SubmitArguments("c.yaml", "far", settings=settings, **{"run_id": "r", **more}))
 
 
 def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
@@ -174,7 +175,7 @@ def test_the_local_python_is_not_used_on_the_other_machine(context, tmp_path):
     with pytest.raises(ProfileError, match="llmctl cannot guess the Python of login.example for the job"):
         plan(context)
     command = plan(context, command=("hostname",))
-    assert command.job.layout.working_dir == tmp_path / "there/runs/r"
+    assert command.job.working_dir == tmp_path / "there/runs/r"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_the_local_python_is_not_used_on_the_other_machine(context, tmp_path):
 )
 def test_torch_is_checked_before_the_queue(context, tmp_path, versions, status, words):
     write_python(tmp_path / "there", versions, status)
-    made = plan_submission(context, Request("c.yaml", "far", settings=("training.device=cuda",), run_id="r"))
+    made = plan_submission(context, SubmitArguments("c.yaml", "far", settings=("training.device=cuda",), run_id="r"))
     with pytest.raises(ProfileError, match=words):
         execute_plan(made, context)
     assert not (tmp_path / "there/runs").exists()
@@ -197,7 +198,7 @@ def test_a_cpu_torch_is_accepted_on_cpus(context, tmp_path):
     write_python(tmp_path / "there", "3.11.4 2.5.1+cpu -")
     made = plan(context)
     transport = context.connections["far"]
-    found = check_torch(made.job.profile, context, transport, made.job.layout.python, made.job.request)
+    found = check_torch(made.job.profile, context, transport, made.job.python, made.job.request)
     assert str(found) == "python 3.11.4, torch 2.5.1+cpu for CPUs"
 
 

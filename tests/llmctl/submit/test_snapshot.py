@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from llmctl.errors import ConfigFileError
-from llmctl.paths import TRAINER
-from llmctl.submit import snapshot
-from llmctl.submit.snapshot import find_user_code, send_code, store_trainer
+from llmctl.paths import TRAINER, UserFolders
+from llmctl.submit import bundled_code, user_code
+from llmctl.submit.snapshot import send_code, store_trainer
+from llmctl.submit.user_code import find_user_code
 from llmctl.transport.local import LocalTransport
 
 TRANSPORT = LocalTransport(
@@ -84,19 +85,20 @@ def test_files_that_cannot_be_copied_are_refused(tmp_path, monkeypatch):
         (tmp_path / folder / "m.py").write_text("1234567890")
     with pytest.raises(ConfigFileError, match="would both become code/user/m.py"):
         find_user_code([f"{tmp_path}/x/.", f"{tmp_path}/y/."], TRANSPORT)
-    monkeypatch.setattr(snapshot, "LIMIT_MB", 1e-5)
+    monkeypatch.setattr(user_code, "LIMIT_MB", 1e-5)
     with pytest.raises(ConfigFileError, match="in 2 files, above the limit"):
         find_user_code([f"{tmp_path}/x", f"{tmp_path}/y"], TRANSPORT)
 
 
 def test_the_trainer_snapshot_is_addressed_by_content_and_runs(tmp_path, monkeypatch):
-    folder = store_trainer(tmp_path, TRANSPORT)
-    assert store_trainer(tmp_path, TRANSPORT) == folder
+    folders = UserFolders(tmp_path, config=tmp_path, state=tmp_path / "state")
+    folder = store_trainer(tmp_path, TRANSPORT, folders)
+    assert store_trainer(tmp_path, TRANSPORT, folders) == folder
     assert folder.parent == tmp_path / f".llmctl-{os.geteuid()}" / "code"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert not list(folder.rglob("__pycache__"))
     (tmp_path / "run").mkdir()
-    sent = send_code(tmp_path / "run", None, TRANSPORT, folder.parents[1].name, with_trainer=True)
+    sent = send_code(tmp_path / "run", None, TRANSPORT, folder.parents[1].name, folders, with_trainer=True)
     assert sent.trainer == folder.name
     assert {name: hashlib.sha256((tmp_path / "run" / name).read_bytes()).hexdigest() for name in sent.checksums} == (
         sent.checksums
@@ -116,5 +118,32 @@ def test_the_trainer_snapshot_is_addressed_by_content_and_runs(tmp_path, monkeyp
     changed = tmp_path / "changed" / "trainer"
     shutil.copytree(TRAINER, changed, ignore=shutil.ignore_patterns("__pycache__"))
     (changed / "__init__.py").write_text("x = 1\n")
-    monkeypatch.setattr(snapshot, "TRAINER", changed)
-    assert store_trainer(tmp_path, TRANSPORT) != folder
+    monkeypatch.setattr(bundled_code, "TRAINER", changed)
+    assert store_trainer(tmp_path, TRANSPORT, folders) != folder
+
+
+def test_checksums_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
+    folders = UserFolders(tmp_path, config=tmp_path, state=tmp_path / "state")
+    code = tmp_path / "trainer"
+    code.mkdir()
+    (code / "a.py").write_text("a = 1\n")
+    (tmp_path / "csrc").mkdir()
+    monkeypatch.setattr(bundled_code, "TRAINER", code)
+    monkeypatch.setattr(bundled_code, "BUNDLED", tmp_path)
+    hashed = []
+    real = bundled_code.checksums_of
+    monkeypatch.setattr(bundled_code, "checksums_of", lambda files: hashed.append(sorted(files)) or real(files))
+    monkeypatch.setattr(bundled_code, "_SETTLED_S", 1e9)
+    first = bundled_code.trainer_code(folders)
+    assert not (tmp_path / "state").exists()  # just written: it could change again without a trace
+    monkeypatch.setattr(bundled_code, "_SETTLED_S", -1.0)
+    assert [bundled_code.trainer_code(folders) for _ in range(3)] == [first] * 3
+    assert hashed == [["trainer/a.py"]] * 2
+    kept = (code / "a.py").stat()
+    (code / "a.py").write_text("a = 2\n")  # the same size, and below the same time of change
+    os.utime(code / "a.py", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    second = bundled_code.trainer_code(folders)
+    assert second.address != first.address and second.checksums == real(second.files)
+    for broken in (b"", b"{", b"[]", b'{"facts": 1}'):
+        (tmp_path / "state/code/trainer.json").write_bytes(broken)
+        assert bundled_code.trainer_code(folders) == second

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmctl.submit.config_checks import task_file_problems
+from llmctl.submit.checks.config import task_file_problems
 from llmctl.transport.file_reads import read_parts
 from trainer.config.task_files import is_task_file
 from trainer.planning.build_config import build_config

@@ -13,7 +13,8 @@ import pytest
 
 from llmctl.errors import ProfileError
 from llmctl.submit.execute import execute_plan
-from llmctl.submit.plan import Request, plan_submission
+from llmctl.submit.job import SubmitArguments
+from llmctl.submit.plan import plan_submission
 from llmctl.submit.torch_check import check_job_python, check_torch
 from tests.llmctl.submit.test_remote_submit import OtherMachine, context, write_profile
 
@@ -59,14 +60,14 @@ def memory(tmp_path: Path) -> Path:
 
 
 def plan(context, run_id="r", device="cpu"):
-    request = Request("c.yaml", "far", settings=(f"training.device={device}",), run_id=run_id)
+    request = SubmitArguments("c.yaml", "far", settings=(f"training.device={device}",), run_id=run_id)
     return plan_submission(context, request)
 
 
 def check(context, device="cpu") -> str:
     job = plan(context, device=device).job
     transport = context.connections["far"]
-    return str(check_torch(job.profile, context, transport, job.layout.python, job.request))
+    return str(check_torch(job.profile, context, transport, job.python, job.request))
 
 
 def test_the_second_submit_imports_no_torch(context, there):

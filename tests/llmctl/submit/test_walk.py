@@ -1,4 +1,4 @@
-"""The walk of a job: files that ``llmctl submit`` passes through until ``sbatch``.
+"""The walk of a job: files that ``llmctl submit`` passes through until ``sbatch``, or to the end of a dry run.
 
 Method: the command runs once so that every module is imported. A second run under sys.setprofile, which reports every
 call and every resumed generator, ends where the sbatch of this test starts. The calls into llmctl/ and trainer/ are
@@ -19,15 +19,16 @@ from llmctl.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("llmctl", "trainer"))
-MAX_FILES = 23
-MAX_SWITCHES = 66
+MAX_FILES = 26
+MAX_FILES_OF_DRY_RUN = 25
+MAX_SWITCHES = 80
 SBATCH = "#!/bin/sh\necho 4242\n"
 
 
 class Walk:
     """Files of the calls made since ``begin``, in order, until a program is started."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str = "") -> None:
         self._program = program
         self.files: list[str] = []
         self.is_over = False
@@ -43,9 +44,10 @@ class Walk:
             start(popen, argv, *more, **others)
 
         monkeypatch.setattr(subprocess.Popen, "__init__", started)
-        sys.setprofile(self._note)
+        sys.setprofile(self.note)
 
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        """Record a call."""
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(PACKAGES):
             self.files.append(str(Path(file).relative_to(ROOT)))
@@ -81,3 +83,20 @@ def test_a_submission_passes_through_few_files_with_few_switches(environment, mo
     assert {"llmctl/cli/main.py", "llmctl/submit/render.py", "llmctl/submit/execute.py"} <= set(passed)
     assert len(passed) <= MAX_FILES, passed
     assert walk.switches <= MAX_SWITCHES, [after for before, after in pairwise(walk.files) if before != after]
+
+
+def test_a_dry_run_of_a_config_passes_through_few_files(environment, capsys):
+    config = str(ROOT / "examples/gpt_small.yaml")
+    arguments = ["submit", "--dry-run", "--cluster", "slurm", "--nodes", "2", config]
+    assert main(arguments, environment) == 0
+    walk = Walk()
+    before = sys.getprofile()
+    try:
+        sys.setprofile(walk.note)
+        assert main(arguments, environment) == 0
+    finally:
+        sys.setprofile(before)
+    assert "#!/bin/bash" in capsys.readouterr().out
+    passed = list(dict.fromkeys(walk.files))
+    assert {"llmctl/submit/plan.py", "trainer/planning/build_config.py"} <= set(passed)
+    assert len(passed) <= MAX_FILES_OF_DRY_RUN, passed

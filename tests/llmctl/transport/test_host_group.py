@@ -14,16 +14,17 @@ from llmctl.paths import UserFolders
 from llmctl.runs.record import Submission
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.checks import job_problems
-from llmctl.submit.host_checks import check_hosts_answer, resume_problems
+from llmctl.submit.check_job import job_problems
+from llmctl.submit.checks.hosts import check_hosts_answer, resume_problems
+from llmctl.submit.decide import build_request
+from llmctl.submit.job import Job
 from llmctl.submit.render import render
-from llmctl.submit.request import AskedJob, NodeSize, RunLayout, build_request
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.run_directories import make_run
-from tests.llmctl.scripts.script_cases import plan_of
+from tests.llmctl.scripts.script_cases import job_of
 from trainer.planning.build_config import build_config
 
 PROFILE = ClusterProfile(name="lab", scheduler="ssh", hosts=("g1", "me@g2", "g3"), runs_root="/runs")
@@ -92,10 +93,10 @@ def test_one_command_per_host_and_one_for_mpirun():
 @pytest.mark.parametrize("command", [(), ("echo", "$(touch pwned)")])
 def test_the_script_is_bash(shared, launcher, command, tmp_path):
     profile = PROFILE.model_copy(update={"shared": shared})
-    place = RunLayout("r", Path("/runs/r"), 1, "python3", (), 1, Path("/tmp"), Path("/home/me/a secret"))
+    places = {"python": "python3", "working_dir": Path("/tmp"), "secrets_file": Path("/home/me/a secret")}
     request = replace(REQUEST, profile=profile, launcher=launcher)
     folders = UserFolders.from_environment({"HOME": str(tmp_path)})
-    job = render(plan_of(JobSpec(name="r", nodes=2, command=command), place, request, folders))
+    job = render(job_of(JobSpec(name="r", nodes=2, command=command), request, folders=folders, **places))
     assert subprocess.run(["bash", "-n"], input=job.script, text=True, check=False).returncode == 0
     if shutil.which("shellcheck"):
         checked = ["shellcheck", "-s", "bash", "-S", "error", "-"]
@@ -106,18 +107,18 @@ def test_the_script_is_bash(shared, launcher, command, tmp_path):
 def problems_of(job, config=None, **changes):
     """Texts of the problems of a job on the hosts of PROFILE with these keys changed."""
     profile = PROFILE.model_copy(update=changes)
-    request = build_request(job, profile, BACKEND, NodeSize(1, 0), name="r", run_dir="/runs/r")
+    request = build_request(job, profile, BACKEND, name="r", run_dir="/runs/r")
     folders = UserFolders.from_environment({"HOME": "/home/me"})
-    asked = AskedJob(
+    asked = Job(
         spec=job,
         config=config,
-        profile=profile,
         folders=folders,
         is_remote=True,
         backend=BACKEND,
         request=request,
+        python="python3",
     )
-    return [f"{problem.key} {problem.text}" for problem in job_problems(asked, {})]
+    return [f"{problem.key} {problem.text}" for problem in job_problems(asked)]
 
 
 def test_too_many_nodes_and_unshared_checkpoints_are_refused():
@@ -134,7 +135,7 @@ def test_too_many_nodes_and_unshared_checkpoints_are_refused():
 
 def test_the_first_hosts_that_are_not_excluded_are_used():
     job = JobSpec(name="r", nodes=2, exclude=("me@g2",))
-    request = build_request(job, PROFILE, BACKEND, NodeSize(1, 0), name="r", run_dir="/runs/r")
+    request = build_request(job, PROFILE, BACKEND, name="r", run_dir="/runs/r")
     assert request.hosts == ("g1", "g3")
     assert [(one.host, one.argv[-1]) for one in BACKEND.submit_commands(request)] == [("g1", "0"), ("g3", "1")]
     assert problems_of(job) == []
@@ -146,9 +147,9 @@ def test_the_first_hosts_that_are_not_excluded_are_used():
 
 def asked_for(job, **changes):
     profile = PROFILE.model_copy(update=changes)
-    request = build_request(job, profile, BACKEND, NodeSize(1, 0), name="r", run_dir="/runs/r")
+    request = build_request(job, profile, BACKEND, name="r", run_dir="/runs/r")
     folders = UserFolders.from_environment({"HOME": "/home/me"})
-    return AskedJob(spec=job, profile=profile, folders=folders, is_remote=True, backend=BACKEND, request=request)
+    return Job(spec=job, folders=folders, is_remote=True, backend=BACKEND, request=request)
 
 
 def test_the_refusal_of_a_dead_host_names_the_flag_that_leaves_it_out(transport):

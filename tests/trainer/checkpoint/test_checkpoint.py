@@ -18,7 +18,7 @@ from trainer.checkpoint.metadata import load_metadata
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.config.errors import ConfigError
-from trainer.config.sections import CheckpointConfig
+from trainer.config.sections.checkpoint import CheckpointConfig
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model

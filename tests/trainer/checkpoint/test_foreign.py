@@ -9,7 +9,7 @@ from trainer.checkpoint.find import find_checkpoint
 from trainer.checkpoint.foreign import describe_foreign
 from trainer.checkpoint.resume import check_start_point
 from trainer.config.errors import ConfigError
-from trainer.config.sections import CheckpointConfig
+from trainer.config.sections.checkpoint import CheckpointConfig
 
 LAYOUTS = {
     "torch": ["iter_0000100/mp_rank_00/model_optim_rng.pt", "latest_checkpointed_iteration.txt"],

@@ -14,7 +14,7 @@ from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.conversion.export_hub import Export, export_hub
 from trainer.conversion.import_hub import import_hub
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.families.catalogue import read_model
 from trainer.families.llama import LLAMA
 from trainer.hub.folder import HubFolder

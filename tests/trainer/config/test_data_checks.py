@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.config.test_config import values
-from trainer.config.data_checks import BlendPart, parse_blend, parse_split, path_entries, weight_places
+from trainer.config.blends import BlendPart, parse_blend, parse_split, path_entries, weight_places
 from trainer.config.errors import ConfigError
 from trainer.planning.build_config import build_config
 

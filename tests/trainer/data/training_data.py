@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.samples.batches import MicroBatch, TrainData
+from trainer.data.samples.batches import TrainData
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.planning.build_config import build_config
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.trainer.spawn import DEADLINE_S, Ranks
-from trainer.config.sections import ParallelConfig
+from trainer.config.sections.parallel import ParallelConfig
 from trainer.data_parallel.gradient_buckets import GradientBuckets
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.model.sharding import ParameterLayout

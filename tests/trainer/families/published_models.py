@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.hub_weights import read_hub_weights
-from trainer.config.sections import ModelConfig
-from trainer.data.samples.batches import MicroBatch
+from trainer.config.sections.model import ModelConfig
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.families.format.family import Family

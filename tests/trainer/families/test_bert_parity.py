@@ -17,7 +17,7 @@ from tests.trainer.families.published_models import LENGTH, built, losses_and_gr
 from trainer.checkpoint.directory import CheckpointError
 from trainer.checkpoint.hub_weights import read_hub_folder
 from trainer.conversion.import_hub import import_hub
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.families.bert import BERT, MEGATRON_BERT
 from trainer.families.format.family import Family
 from trainer.generation.errors import GenerationError

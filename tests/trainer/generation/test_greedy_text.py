@@ -14,7 +14,7 @@ import torch
 from tests.trainer.families.proofs import record
 from tests.trainer.families.published_models import published, save
 from tests.trainer.spawn import Ranks
-from trainer.config.sections import ParallelConfig
+from trainer.config.sections.parallel import ParallelConfig
 from trainer.families.catalogue import FAMILIES
 from trainer.generation.load import load_generation_model
 from trainer.generation.model import padded

@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.planning.build_config import build_config
 
 VOCAB_SIZE = 61

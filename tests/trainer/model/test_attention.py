@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.model import dense_attention as dense
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.data.samples.document_places import Documents
 from trainer.distributed.random_streams import MicroBatchRandomness, StepRandomness
 from trainer.model.attention.core_attention import AttentionCore, _has_grouped_kernel, attend

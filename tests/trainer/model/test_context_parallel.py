@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.model import dense_attention as dense
 from tests.trainer.spawn import Ranks
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.data.samples.document_places import Documents
 from trainer.distributed.collectives import message_device
 from trainer.distributed.mesh import ParallelMesh, build_process_groups

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainer.model.reference_gpt import reference_logits, reference_loss
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.model.context import ParallelAxes

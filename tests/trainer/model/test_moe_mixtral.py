@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.parallel_model import build_model

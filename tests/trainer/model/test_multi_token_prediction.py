@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.trainer.model.reference_gpt import reference_further_losses, reference_loss
-from trainer.data.samples.batches import MicroBatch
 from trainer.data.samples.document_places import Documents
 from trainer.data.samples.further_tokens import with_further_tokens
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.parallel_model import build_model

@@ -15,7 +15,8 @@ from tests.trainer.parity.layout_parity import disturb_vectors
 from tests.trainer.spawn import Ranks
 from trainer.config.train_config import TrainConfig
 from trainer.data.indexed.indexed_dataset import IndexedDataset
-from trainer.data.samples.batches import MicroBatch, Packing
+from trainer.data.samples.batches import Packing
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data.samples.sources import Source
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.distributed.random_streams import StepRandomness

@@ -6,7 +6,7 @@ transformers is no dependency of the project; without it these tests are skipped
 import pytest
 import torch
 
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh
 from trainer.model.context import ParallelAxes
 from trainer.model.decoder import GPTStage

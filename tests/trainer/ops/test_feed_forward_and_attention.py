@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.distributed.mesh import ParallelMesh
 from trainer.model.attention.self_attention import SelfAttention
 from trainer.model.context import ForwardPass, ParallelAxes

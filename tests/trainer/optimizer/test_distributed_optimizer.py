@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.spawn import DEADLINE_S, Ranks
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data_parallel import gradient_buckets, sharded_buckets
 from trainer.data_parallel.bucket_plan import plan_buckets
 from trainer.data_parallel.sharded_buckets import ShardedBuckets

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.sections import OptimizerConfig
+from trainer.config.sections.optimizer import OptimizerConfig
 from trainer.optimizer.learning_rate import learning_rate, weight_decay
 
 

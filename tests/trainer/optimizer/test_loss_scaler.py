@@ -2,7 +2,7 @@
 
 import json
 
-from trainer.config.sections import TrainingConfig
+from trainer.config.sections.training import TrainingConfig
 from trainer.optimizer.loss_scaler import LossScaler
 
 

@@ -10,8 +10,8 @@ import torch
 
 from tests.trainer.parity.encoder_models import ENCODER_DECODERS, ENCODERS
 from trainer.config.train_config import TrainConfig
-from trainer.data.samples.batches import MicroBatch
 from trainer.data.samples.document_places import Documents
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.families.catalogue import FAMILIES, read_model
 from trainer.families.format.family import Family
 from trainer.planning.build_config import build_config

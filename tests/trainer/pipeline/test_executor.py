@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from tests.trainer.parity.layout_parity import compare, problems, run_case, train
 from tests.trainer.parity.parity_case import VOCAB_SIZE, Case
 from tests.trainer.spawn import DEADLINE_S, Ranks
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.parallel_model import build_model

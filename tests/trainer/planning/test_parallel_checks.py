@@ -9,6 +9,7 @@ import pytest
 from tests.trainer.planning.refused_combinations import CP, EP, MOE, PER_STAGE, PP, REFUSED, SHARDING, TP, VIRTUAL
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
+from trainer.planning.bert_checks import OF_BERT
 from trainer.planning.build_config import build_config
 from trainer.planning.checks import check_world_size
 from trainer.planning.incompatible import IMPOSSIBLE
@@ -64,7 +65,7 @@ def test_keys_that_place_the_layers_exclude_each_other(key: str, other: str) -> 
 
 def test_every_impossible_combination_has_its_case() -> None:
     said = [(key, says) for _, key, says, _ in REFUSED]
-    for key, _, sentence in IMPOSSIBLE:
+    for key, _, sentence in (*IMPOSSIBLE, *OF_BERT):
         assert any(key == of and says in sentence for of, says in said), f"{key}: {sentence}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainer.config.sections import DataConfig
+from trainer.config.sections.data import DataConfig
 
 
 def cache_folder(data: DataConfig, prefix: Path, run_dir: Path | None) -> Path | None:

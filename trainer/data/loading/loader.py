@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainer.data.loading.loader_sharing import BatchRole, Windows
-from trainer.data.samples.batches import MicroBatch, Split, TrainData
+from trainer.data.samples.batches import Split, TrainData
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data.watchdog import REPORT_AFTER_S, Watchdog
 
 T = TypeVar("T")

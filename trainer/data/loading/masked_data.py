@@ -17,8 +17,9 @@ from trainer.data.masked.mock import MockBertSamples
 from trainer.data.masked.mock_t5 import MockT5Samples
 from trainer.data.masked.t5_batches import join_t5
 from trainer.data.masked.t5_dataset import T5Dataset
-from trainer.data.samples.batches import BatchShape, MicroBatch, Split, TrainData
+from trainer.data.samples.batches import BatchShape, Split, TrainData
 from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data.samples.mock import DEFAULT_VOCAB_SIZE, MOCK_NOTE
 from trainer.data.samples.sources import SPLITS, Source, open_blends, vocabulary
 from trainer.data.tokenizers.factory import load_tokenizer

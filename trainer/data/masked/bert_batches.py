@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trainer.data.masked.bert_dataset import BertSample
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 
 
 def join_bert(samples: Sequence[BertSample], index: int, *, has_order: bool) -> MicroBatch:

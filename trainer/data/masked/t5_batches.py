@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from trainer.data.masked.t5_dataset import T5Sample
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 
 
 def join_t5(samples: Sequence[T5Sample], index: int) -> MicroBatch:

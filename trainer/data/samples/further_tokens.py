@@ -8,37 +8,12 @@ as in Megatron-LM's roll_tensor (megatron/core/transformer/multi_token_predictio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trainer.data.samples.batches import MicroBatch
-
-
-@dataclass(frozen=True)
-class FurtherTokens:
-    """Input and labels of one prediction depth.
-
-    Attributes:
-        tokens: int64 [B, S], the token that each position reads; 0 beyond the end of the sample.
-        labels: int64 [B, S], the token that it predicts; 0 beyond the end.
-        loss_mask: [B, S], 1 where the label counts in the loss of this depth.
-        weight: scalar, labels that count in the loss of the next token, for each label that counts at this depth.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    loss_mask: Tensor
-    weight: Tensor
-
-    def with_parts(self, part: Callable[[Tensor], Tensor]) -> FurtherTokens:
-        """The same for a part of the positions; ``weight`` stays that of whole samples."""
-        return replace(self, tokens=part(self.tokens), labels=part(self.labels), loss_mask=part(self.loss_mask))
+from trainer.data.samples.micro_batch import FurtherTokens, MicroBatch
 
 
 def with_further_tokens(batch: MicroBatch, depths: int) -> MicroBatch:

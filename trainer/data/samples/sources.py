@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.config.data_checks import BlendPart, parse_split
+from trainer.config.blends import BlendPart, parse_split
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
 from trainer.data.indexed.checksum_cache import ChecksumCache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config.data_checks import BlendPart, parse_split
+from trainer.config.blends import BlendPart, parse_split
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
 from trainer.data.prepare.inputs import find_inputs
@@ -153,7 +153,7 @@ def open_stream(
     where = f"in {processes} of each replica" if data.num_workers else "in the training process"
     engine = f" by {tokenizer.engine}" if settings.has_files else ""
     notes.append(f"text is encoded{engine} while the model trains, {where}")
-    # The first part is the training split: trainer.config.data_checks rejects a config without one.
+    # The first part is the training split: trainer.planning.data_checks rejects a config without one.
     origin = {"the tokenizer": [tokenizer.sha256, tokenizer.eod], **_origin(config, *parts[0][1:])}
     return TextStream(samples, encoder, origin, parts[0][1], say), tokenizer, tuple(notes)
 

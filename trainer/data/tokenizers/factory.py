@@ -23,7 +23,7 @@ from trainer.data.tokenizers.vocabulary import Vocabulary, VocabularyTokenizer
 from trainer.data.tokenizers.wordpiece import read_wordpiece
 
 if TYPE_CHECKING:
-    from trainer.config.sections import DataConfig
+    from trainer.config.sections.data import DataConfig
 
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 _WORDPIECE = ("BertWordPieceLowerCase", "BertWordPieceCase")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config.sections import DataConfig
+    from trainer.config.sections.data import DataConfig
 
 
 @dataclass(frozen=True)

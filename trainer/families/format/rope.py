@@ -12,7 +12,7 @@ from trainer.families.format.errors import FamilyError
 from trainer.families.format.hub_config import HubConfig
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 _APART = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.families.format.hub_config import HubConfig
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

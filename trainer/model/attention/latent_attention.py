@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.model.attention.core_attention import AttentionCore, attend
 from trainer.model.attention.output_projection import build_projection
 from trainer.model.context import ForwardPass, ParallelAxes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.linear import RowParallelLinear

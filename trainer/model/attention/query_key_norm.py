@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.distributed.mesh import copies_of_groups
 from trainer.model.sharding import PackedHeads, ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from trainer.planning.sequence_division import CommunicationType, held_chunks, sequence_divisor
 
 if TYPE_CHECKING:
-    from trainer.data.samples.batches import MicroBatch
+    from trainer.data.samples.micro_batch import MicroBatch
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.distributed.random_streams import DropoutSite
 from trainer.model.attention.core_attention import AttentionCore
 from trainer.model.context import ForwardPass, ParallelAxes

@@ -24,7 +24,7 @@ from trainer.model.stage import Stage
 from trainer.model.tensor_parallel.collectives import enter_parallel_region
 
 if TYPE_CHECKING:
-    from trainer.data.samples.batches import MicroBatch
+    from trainer.data.samples.micro_batch import MicroBatch
     from trainer.model.cache import KeyValueCache
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.model.sharding import ParameterBuilder
 
 

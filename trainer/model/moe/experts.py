@@ -20,7 +20,7 @@ from trainer.model.mlp import FeedForwardActivation
 from trainer.model.recompute import forget
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.model.sharding import ParameterBuilder
     from trainer.model.tensor_parallel.collectives import TensorParallel
 

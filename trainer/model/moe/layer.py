@@ -26,7 +26,7 @@ from trainer.model.moe.router import Router, Routing
 from trainer.model.tensor_parallel.collectives import enter_parallel_region, reduce_partial_sums
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.model.context import ForwardPass, ParallelAxes
     from trainer.model.sharding import ParameterBuilder
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.model.context_parallel.axis import ContextParallel
     from trainer.model.moe.router import Routing
 

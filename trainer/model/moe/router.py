@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from trainer.model.moe.expert_bias import ExpertBias
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.model.sharding import ParameterBuilder
     from trainer.model.tensor_parallel.linear import WeightGradientAccumulator
 

@@ -18,7 +18,7 @@ from trainer.ops.attention.unfused import Unfused
 from trainer.planning.parts.attention import widths
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 _KEY = "model.attention_backend"
 _HOPPER = (9, 0)

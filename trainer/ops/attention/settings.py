@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainer.planning.parts.attention import widths
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 @dataclass(frozen=True)

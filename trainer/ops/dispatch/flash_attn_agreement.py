@@ -19,7 +19,7 @@ from trainer.ops.build.packages import LIMIT_S
 from trainer.ops.dispatch.selection import agreed_problems
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.config.train_config import TrainConfig
     from trainer.ops.dispatch.selection import KernelSelection
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.planning.parts import norm
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 TILE = 512
 """Tokens within which attention kernels gain nothing from the causal mask.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainer.planning.parts import attention, experts, mlp, norm
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def parameters(model: ModelConfig, layer: int, *, active: bool) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainer.planning.parts import norm
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 LOOKUP_BYTES = 5 * 4
 """Bytes per channel: forward reads and writes a row; backward reads its gradient and adds it to the table's.

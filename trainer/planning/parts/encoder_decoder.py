@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainer.planning.parts import attention, mlp, norm
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
     from trainer.config.train_config import TrainConfig
 
 

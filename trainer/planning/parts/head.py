@@ -8,7 +8,7 @@ from trainer.planning.parts import norm
 from trainer.planning.parts.embedding import word_width
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 LOGIT_BYTES = 4 * 4
 """Bytes per logit: one read and write in forward (exponential), one in backward (gradient).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 GATED_BYTES, PLAIN_BYTES = 8 * 4, 5 * 4
 """Bytes per feed-forward unit: the activation reads inputs and writes outputs, in forward and in backward."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.planning.parts import block, norm
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 
 def parameters(model: ModelConfig, *, active: bool) -> int:

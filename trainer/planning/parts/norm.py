@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config.sections import ModelConfig
+    from trainer.config.sections.model import ModelConfig
 
 HIDDEN_BYTES = 30 * 4
 """Bytes per channel and layer: two norms (10 passes), two residual sums (12), rotary positions (8)."""

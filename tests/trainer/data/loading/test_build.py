@@ -18,9 +18,10 @@ from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import Manifest
 from trainer.data.loading import build
 from trainer.data.loading.build import build_data, samples_of_run
-from trainer.data.samples.batches import MicroBatch, TrainData
+from trainer.data.samples.batches import TrainData
 from trainer.data.samples.gpt_dataset import GPTDataset
 from trainer.data.samples.index_cache import EpochIndexCache
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data.samples.sources import open_blends, open_sources
 from trainer.data.tokenizers.null import NullTokenizer
 

@@ -22,7 +22,7 @@ from trainer.data.errors import DataError
 from trainer.data.loading.build import build_data
 from trainer.data.loading.loader import BatchLoader, ReadAhead
 from trainer.data.loading.loader_sharing import BatchRole, mapped_role, needing_ranks, streaming_role
-from trainer.data.samples.batches import MicroBatch
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh
 
 STEP = 8

@@ -15,7 +15,8 @@ from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.loading.build import build_data
 from trainer.data.masked.bert_dataset import BertDataset
 from trainer.data.masked.masking import MaskingRules
-from trainer.data.samples.batches import MicroBatch, TrainData
+from trainer.data.samples.batches import TrainData
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import settings_of
 

@@ -21,7 +21,7 @@ from tests.trainer.data.masked.masked_corpus import (
     write_sentences,
 )
 from tests.trainer.data.vocabularies import TEXTS, Vocabularies
-from trainer.config.data_checks import parse_split
+from trainer.config.blends import parse_split
 from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.masked.bert_dataset import BertDataset, BertSample

@@ -19,9 +19,10 @@ from trainer.data.indexed.index_format import DTYPES
 from trainer.data.indexed.manifest import Manifest
 from trainer.data.indexed.writer import IndexedDatasetWriter
 from trainer.data.loading.build import build_data
-from trainer.data.samples.batches import MicroBatch, Packing
+from trainer.data.samples.batches import Packing
 from trainer.data.samples.document_places import DocumentEnds, Documents
 from trainer.data.samples.index_cache import EpochIndexCache
+from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data.samples.mock import MockDataset
 from trainer.data.tokenizers.null import NullTokenizer
 from trainer.data.tokenizers.tokenizer import Tokenizer

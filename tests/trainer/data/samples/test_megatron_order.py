@@ -10,7 +10,7 @@ import pytest
 
 from tests.record_megatron_order import BLEND_SPLIT, BLEND_WEIGHTS, SEED, SEQ_LENGTH, SPLIT
 from tests.trainer.data.token_files import write_joined
-from trainer.config.data_checks import parse_split
+from trainer.config.blends import parse_split
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.loading.build import build_data
 from trainer.data.samples.blend import BlendOrder, normalized

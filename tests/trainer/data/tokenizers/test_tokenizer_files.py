@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.data.vocabularies import Vocabularies
-from trainer.config.sections import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.errors import DataError
 from trainer.data.tokenizers.factory import load_tokenizer, open_tokenizer

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
 from tests.trainer.data.vocabularies import KINDS, LOSSLESS, TEXTS, Vocabularies
-from trainer.config.sections import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.errors import DataError
 from trainer.data.tokenizers.engines import hard_texts
 from trainer.data.tokenizers.factory import load_tokenizer, open_tokenizer

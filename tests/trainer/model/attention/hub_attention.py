@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.distributed.mesh import ParallelMesh
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.rotary import RotaryTable

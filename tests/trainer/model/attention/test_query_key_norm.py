@@ -18,7 +18,7 @@ from tests.trainer.model.attention.hub_attention import (
     our_layer,
     unpacked,
 )
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.model.attention.self_attention import SelfAttention
 from trainer.model.rotary import RotaryTable
 

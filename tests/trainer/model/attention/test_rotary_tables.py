@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.model.attention.hub_attention import CPU, LENGTH, draw, model_config, our_layer
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.model.attention.self_attention import SelfAttention
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.rotary import RotaryTable, frequencies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.config.sections import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.distributed.mesh import ParallelMesh
 from trainer.model.encoder_decoder.relative_bias import RelativeBias, distance_buckets
 from trainer.model.sharding import ParameterBuilder

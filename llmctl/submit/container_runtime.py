@@ -1,20 +1,16 @@
-"""Checks of the submitting machine: GPUs and the container runtime."""
-
-import shutil
-from pathlib import Path
+"""Check that the machine of the scheduler's commands has the runtime of a job's container."""
 
 from llmctl.backends import capabilities_of
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context
-from llmctl.errors import SchedulerError
 from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
-from llmctl.submit.origins import Problem, profile_error
+from llmctl.submit.job import Problem
+from llmctl.submit.origins import profile_error
 from llmctl.submit.render import environment_script
 from llmctl.transport.protocol import CommandResult, Transport
 
 _LOOK_TIMEOUT_S = 60.0
-_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def check_container_runtime(
@@ -70,35 +66,6 @@ def judge_runtime(runtime: str, answer: CommandResult, host: str) -> Problem | N
     return Problem(key, f"{host} has no {runtime}, which runs the image; {advice}", of="profile")
 
 
-def visible_gpus(context: Context) -> tuple[str, ...]:
-    """Ids of the GPUs that a job on this machine may use, in the syntax of CUDA_VISIBLE_DEVICES."""
-    visible = context.environment.get("CUDA_VISIBLE_DEVICES")
-    found = _installed_gpus(context)
-    if visible is None:
-        return found
-    # CUDA stops at the first entry that names no device, so that -1 and NoDevFiles hide all devices:
-    # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
-    listed = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if not found or not (entry in found or entry.startswith(("GPU-", "MIG-"))):
-            break
-        listed.append(entry)
-    return tuple(listed)
-
-
 def last_words(answer: CommandResult) -> str:
     """The end of what a failed command said, or its exit status."""
     return " ".join(answer.stderr.split())[-300:] or f"exit status {answer.exit_status}"
-
-
-def _installed_gpus(context: Context) -> tuple[str, ...]:
-    count = sum(1 for _ in _DRIVER.iterdir()) if _DRIVER.is_dir() else 0
-    # Some containers hide the driver's folder while nvidia-smi works.
-    if not count and shutil.which("nvidia-smi", path=context.environment.get("PATH")):
-        try:
-            answer = context.transport.run(["nvidia-smi", "-L"], timeout_s=_LOOK_TIMEOUT_S)
-        except SchedulerError:
-            return ()
-        lines = answer.stdout.splitlines() if answer.exit_status == 0 else []
-        count = sum(line.startswith("GPU ") for line in lines)
-    return tuple(str(number) for number in range(count))

@@ -1,4 +1,4 @@
-"""Blends, splits and incompatible keys of the data section. Torch-free."""
+"""Blends and splits of datasets. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.config.errors import ConfigError
 
-if TYPE_CHECKING:
-    from trainer.config.sections import DataConfig
-
 SPLIT_PATH_KEYS = ("train_data_path", "valid_data_path", "test_data_path")
 PATH_KEYS = ("data_path", *SPLIT_PATH_KEYS)
-STREAMING_KEYS = ("streaming_key", "streaming_text_document", "streaming_on_error", "streaming_buffer_mib")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 
 
@@ -111,66 +107,3 @@ def parse_split(split: str) -> tuple[float, float, float]:
             "data.split", f"{split!r} is not one to three non-negative numbers separated by commas, as in 969,30,1"
         )
     return weights[0] / total, weights[1] / total, weights[2] / total
-
-
-def check_data(data: DataConfig) -> None:
-    """Refuse contradicting keys of the data section.
-
-    Raises:
-        ConfigError: names the key and the remedy.
-    """
-    sources = [name for name in ("data_path", "train_data_path", "mock_data") if getattr(data, name)]
-    if len(sources) > 1:
-        raise ConfigError(f"data.{sources[1]}", f"cannot be combined with data.{sources[0]}; set only one of the two")
-    for name in PATH_KEYS:
-        parse_blend(f"data.{name}", getattr(data, name))
-    for name in SPLIT_PATH_KEYS[1:]:
-        if getattr(data, name) and not data.train_data_path:
-            raise ConfigError(
-                f"data.{name}", "needs data.train_data_path, which is unset; set it, or use data.data_path"
-            )
-    train_share, _, _ = parse_split(data.split)
-    if data.data_path and not train_share:
-        raise ConfigError("data.split", f"{data.split!r} leaves nothing to train on; make the first share more than 0")
-    _check_packing(data)
-    _check_streaming(data)
-
-
-def _check_streaming(data: DataConfig) -> None:
-    if not data.streaming:
-        fields = type(data).model_fields
-        set_anyway = [key for key in STREAMING_KEYS if getattr(data, key) != fields[key].default]
-        if set_anyway:
-            raise ConfigError(f"data.{set_anyway[0]}", "needs data.streaming, which is off; switch it on")
-        return
-    if data.mock_data:
-        raise ConfigError("data.streaming", "cannot be combined with data.mock_data; set only one of the two")
-    if data.sample_packing:
-        raise ConfigError(
-            "data.sample_packing",
-            "needs prepared data, not data.streaming; run llmctl data prepare first",
-        )
-    if data.sample_order == "megatron":
-        raise ConfigError("data.sample_order", "megatron needs prepared data; use stable with data.streaming")
-    if not (data.tokenizer_model or data.vocab_file or data.tokenizer_type == "NullTokenizer"):
-        raise ConfigError("data.tokenizer_model", "is unset, but data.streaming needs it; name the tokenizer's files")
-    for name in PATH_KEYS:
-        if weight_places(getattr(data, name)):
-            raise ConfigError(
-                f"data.{name}", "cannot have weights with data.streaming; leave them out, or prepare the data"
-            )
-
-
-def _check_packing(data: DataConfig) -> None:
-    if data.answer_only_loss and not data.sample_packing:
-        raise ConfigError(
-            "data.answer_only_loss", "needs data.sample_packing, which keeps documents whole; switch it on"
-        )
-    if not data.sample_packing:
-        return
-    if data.mock_data:
-        raise ConfigError("data.sample_packing", "cannot pack data.mock_data; name prepared data in data.data_path")
-    if data.sample_order == "megatron":
-        raise ConfigError(
-            "data.sample_order", "megatron cuts documents between samples; use stable with data.sample_packing"
-        )

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmctl.site.container import is_file, on_host
-from llmctl.submit.checks import PathCheck, why_unwritable
-from llmctl.submit.origins import Problem
-from llmctl.submit.request import AskedJob
+from llmctl.submit.checks.site import size_problems
+from llmctl.submit.job import Job, PathCheck, Problem
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import PathFacts
 from llmctl.transport.protocol import Transport
@@ -14,22 +13,18 @@ from trainer.config.task_files import is_task_file, task_file_problem
 from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_world_size
 
-_DATA_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 _DATASET = "name the prefix of an indexed dataset, which `llmctl data prepare` makes from text"
 _READ = "name an existing path, or leave it out"
 _TASKS_KEY = "evaluation.tasks"
 _TASKS_REMEDY = "name a task file of lm-evaluation-harness, or one of its tasks"
 
 
-def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> Iterator[Problem]:
-    """A layout, batch size or checkpoint folder that does not fit the job.
-
-    Args:
-        job: with every value decided.
-        config: of its training run.
-        is_sized: True if the number of ranks has passed its checks.
-    """
-    if is_sized:
+def config_problems(job: Job) -> Iterator[Problem]:
+    """A layout, batch size or checkpoint folder of a training run that does not fit the job. Pure."""
+    config = job.config
+    if config is None:
+        return
+    if not any(size_problems(job)):  # else the number of ranks is not known
         yield from _layout_problems(config, job.spec.nodes, job.request.ranks_per_node)
     if not (job.profile.shared or job.spec.nodes == 1 or config.checkpoint.save is not None):
         yield Problem(
@@ -46,13 +41,13 @@ def config_problems(job: AskedJob, config: TrainConfig, *, is_sized: bool) -> It
             "or set data.mock_data=true",
             also=("data.mock_data",),
         )
-    for key, path in (*data_prefixes(config), *read_paths(config), *written_paths(config)):
+    for key, path in (*config.data_prefixes(), *config.read_paths(), *config.written_paths()):
         if not path.startswith("/"):
             text = "and the job runs on other machines; give a path there, beginning with / or ~/"
             yield Problem(key, f"{path} is relative, {text}")
 
 
-def named_paths(job: AskedJob) -> Iterator[PathCheck]:
+def named_paths(job: Job) -> Iterator[PathCheck]:
     """Checks of all paths that the user names.
 
     Data, tokenizer, checkpoint and image must exist; other folders must be writable.
@@ -64,17 +59,17 @@ def named_paths(job: AskedJob) -> Iterator[PathCheck]:
         yield _present("job.container", (job.request.container.image,), remedy, (), kinds=("file", "folder"))
 
 
-def _config_paths(job: AskedJob, config: TrainConfig) -> Iterator[PathCheck]:
+def _config_paths(job: Job, config: TrainConfig) -> Iterator[PathCheck]:
     mounts = (*job.profile.container.mounts, *job.spec.mounts)
-    for key, prefix in data_prefixes(config):
+    for key, prefix in config.data_prefixes():
         if not config.data.streaming:
             yield _present(key, (f"{prefix}.bin", f"{prefix}.idx"), _DATASET, mounts, kinds=("file",))
         # The matches of a pattern are not checked.
         elif not set("*?[") & set(prefix):
             yield _present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
-    for key, path in read_paths(config):
+    for key, path in config.read_paths():
         yield _present(key, (path,), _READ, mounts, kinds=("file", "folder"))
-    for key, path in written_paths(config):
+    for key, path in config.written_paths():
         yield _writable(key, path, mounts)
 
 
@@ -102,29 +97,10 @@ def _writable(key: str, path: str, mounts: Sequence[str]) -> PathCheck:
     place = on_host(path, mounts) or path
 
     def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
-        why = why_unwritable(place, facts[place])
+        why = facts[place].why_unwritable(place)
         return Problem(key, f"{path} cannot be written: {why}; name another, or leave it out") if why else None
 
     return PathCheck((place,), judge)
-
-
-def data_prefixes(config: TrainConfig) -> list[tuple[str, str]]:
-    """Key and prefix of every dataset in the config."""
-    return [(f"data.{key}", part.prefix) for key in _DATA_KEYS for part in config.data.blend(key)]
-
-
-def read_paths(config: TrainConfig) -> list[tuple[str, str]]:
-    """Key and path of all else that the config's run reads."""
-    named = [(f"data.{key}", getattr(config.data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
-    tasks = [("evaluation.tasks", task) for task in config.evaluation.tasks if is_task_file(task)]
-    found = (*named, ("checkpoint.load", config.checkpoint.load), *tasks)
-    return [(key, path) for key, path in found if path is not None]
-
-
-def written_paths(config: TrainConfig) -> list[tuple[str, str]]:
-    """Key and path of every folder that the config's run writes."""
-    named = (("checkpoint.save", config.checkpoint.save), ("data.data_cache_path", config.data.data_cache_path))
-    return [(key, path) for key, path in named if path is not None]
 
 
 def _layout_problems(config: TrainConfig, nodes: int, ranks_per_node: int) -> Iterator[Problem]:
@@ -140,7 +116,7 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def task_file_problems(job: AskedJob, transport: Transport) -> list[Problem]:
+def task_file_problems(job: Job, transport: Transport) -> list[Problem]:
     """Task files that cannot be read or are no tasks. One round trip if the config names task files, else none.
 
     Args:

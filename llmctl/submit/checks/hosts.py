@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 from llmctl.errors import SchedulerError
 from llmctl.runs.record import RunRecord
-from llmctl.submit.origins import Problem
-from llmctl.submit.request import AskedJob
+from llmctl.submit.job import Job, Problem
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.host_members import bare, joined
 
 
-def host_problems(job: AskedJob) -> Iterator[Problem]:
+def host_problems(job: Job) -> Iterator[Problem]:
     """Fewer hosts than nodes, a host listed twice, or an unknown host to leave out. Pure."""
     hosts, nodes, name = job.profile.hosts, job.spec.nodes, job.profile.name
     if not hosts:
@@ -29,7 +28,7 @@ def host_problems(job: AskedJob) -> Iterator[Problem]:
         yield Problem("job.exclude", text, also=("job.exclude", "job.nodes"))
 
 
-def resume_problems(record: RunRecord, job: AskedJob) -> Iterator[Problem]:
+def resume_problems(record: RunRecord, job: Job) -> Iterator[Problem]:
     """Hosts that share no files, and lack those of the run. Pure.
 
     Args:
@@ -53,7 +52,7 @@ def resume_problems(record: RunRecord, job: AskedJob) -> Iterator[Problem]:
         )
 
 
-def check_hosts_answer(job: AskedJob, group: HostGroup) -> None:
+def check_hosts_answer(job: Job, group: HostGroup) -> None:
     """Connect to every host of a job.
 
     Args:

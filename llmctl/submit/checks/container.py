@@ -8,15 +8,14 @@ import re
 from collections.abc import Iterator
 
 from llmctl.site.container import is_file
-from llmctl.submit.origins import Problem
-from llmctl.submit.request import AskedJob
+from llmctl.submit.job import Job, Problem
 
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]*")
 """[USER@][REGISTRY#]IMAGE[:TAG]; pyxis and enroot write # between registry and image."""
 _FLAGS = re.compile(r"[A-Za-z0-9_=+-]+")
 
 
-def container_problems(job: AskedJob) -> Iterator[Problem]:
+def container_problems(job: Job) -> Iterator[Problem]:
     """Problems of an image or a mount that the site cannot start."""
     image, mounts, runtime = job.image, job.spec.mounts, job.profile.container.runtime
     if image is None:
@@ -52,7 +51,7 @@ def _image_problems(image: str, *, is_remote: bool) -> Iterator[Problem]:
         yield Problem("job.container", text)
 
 
-def _own_mount_problems(job: AskedJob) -> Iterator[Problem]:
+def _own_mount_problems(job: Job) -> Iterator[Problem]:
     """Folders of the job whose names cannot appear in a mount."""
     runtime = job.profile.container.runtime
     root = job.profile.runs_root or ""
@@ -67,7 +66,7 @@ def _own_mount_problems(job: AskedJob) -> Iterator[Problem]:
             yield Problem("", f"{runtime} cannot mount {path}: {text}", of="flag")
 
 
-def _pyxis_problems(job: AskedJob) -> Iterator[Problem]:
+def _pyxis_problems(job: Job) -> Iterator[Problem]:
     save, nodes = job.profile.container.save, job.spec.nodes
     if job.request.launcher == "mpirun":
         yield Problem(

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from llmctl.site.container import on_host
-from llmctl.submit.origins import Problem
-from llmctl.submit.request import AskedJob
+from llmctl.submit.job import Job, Problem
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.protocol import Transport
 from trainer.config.foreign_formats import HUB_CONFIG, ForeignFormat, Listing, format_of
 
 
-def foreign_problems(job: AskedJob, transport: Transport) -> list[Problem]:
+def foreign_problems(job: Job, transport: Transport) -> list[Problem]:
     """A folder to load or save that is of another program; a Hugging Face folder can be loaded.
 
     Takes two round trips if the config names such a folder, with one more for a config.json; else none.

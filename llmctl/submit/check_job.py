@@ -1,0 +1,175 @@
+"""Check of a decided job: the table of pure checks first, then questions to the machines.
+
+Only check_job raises, once for all problems.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from llmctl.context import ClusterSession, Context
+from llmctl.submit.checks.site import runs_root_name_problems, runs_root_problem
+from llmctl.submit.job import Job, PathCheck, Problem
+from llmctl.submit.origins import Resolved, profile_error
+from llmctl.transport.protocol import Transport, transport_for
+
+if TYPE_CHECKING:
+    from llmctl.paths import UserFolders
+    from llmctl.site.profile import ClusterProfile
+    from llmctl.transport.file_writes import PathFacts
+    from llmctl.transport.host_group import HostGroup
+    from trainer.config.train_config import TrainConfig
+
+
+def _trains(job: Job) -> bool:
+    return job.config is not None
+
+
+def has_known_gpu(job: Job) -> bool:
+    """True for a training run whose memory can be estimated."""
+    resource = job.request.resource
+    has_model = job.config is not None and job.config.model.vocab_size is not None
+    return has_model and resource is not None and resource.gpu is not None and not resource.fraction
+
+
+def _has_image(job: Job) -> bool:
+    named = job.spec.container or job.spec.mounts
+    return "container" in job.backend.job_keys if named else job.image is not None
+
+
+@dataclass(frozen=True)
+class Check:
+    """A pure function Job -> Problems, imported only for jobs that it applies to.
+
+    Attributes:
+        place: ``module:function``, below llmctl.submit.checks.
+        applies: True for jobs with the subject of the check; None: all have it.
+    """
+
+    place: str
+    applies: Callable[[Job], bool] | None = None
+
+    def problems(self, job: Job) -> Iterator[Problem]:
+        """The problems that the check finds."""
+        if self.applies is not None and not self.applies(job):
+            return iter(())
+        module, _, name = self.place.partition(":")
+        function = getattr(importlib.import_module(f"llmctl.submit.checks.{module}"), name)
+        return cast("Callable[[Job], Iterator[Problem]]", function)(job)
+
+
+CHECKS = (
+    Check("site:site_problems"),
+    Check("container:container_problems", _has_image),
+    Check("hosts:host_problems", lambda job: job.backend.capabilities.starts_on_hosts),
+    Check("config:config_problems", _trains),
+    Check("memory:memory_problems", has_known_gpu),
+    Check("site:place_problems"),
+)
+"""In the order of their messages, the most basic first. A new check is one line here and one function in checks/."""
+
+
+def job_problems(job: Job) -> list[Problem]:
+    """Problems of a job that need no contact with a machine. Pure."""
+    return [problem for check in CHECKS for problem in check.problems(job)]
+
+
+def check_job(
+    session: ClusterSession, resolved: Resolved, job: Job, own_paths: Sequence[PathCheck], *, dry_run: bool
+) -> list[str]:
+    """Refuse a job with problems, reporting all of them at once; returns warnings.
+
+    One round trip inspects all paths; up to three more recognise other programs' checkpoints, where the config names
+    such a folder. Another machine is contacted only if the job has no other problem, and never for a dry run.
+
+    Args:
+        session: of the cluster.
+        resolved: the job's values with their origins.
+        job: with every value decided.
+        own_paths: checks of the run's own paths.
+        dry_run: inspect no path of another machine.
+
+    Raises:
+        UsageError, ConfigFileError, ProfileError, RecordError: lists all problems; the first decides the class.
+        SchedulerError: the machine cannot be reached.
+    """
+    transport = session.transport
+    problems = job_problems(job)
+    if job.is_remote and problems:
+        raise resolved.error(problems)
+    paths = [_runs_root_path(job.profile, job.folders), *own_paths]
+    if job.config is not None or job.request.container is not None:
+        from llmctl.submit.checks.config import named_paths
+
+        paths = [*named_paths(job), *paths]
+    if dry_run and job.is_remote:
+        unchecked = dict.fromkeys(path for check in paths for path in check.paths)
+        return [*_warnings(job), f"not checked on {transport.host}: {', '.join(unchecked)}"]
+    if job.is_remote:
+        transport = transport_for(transport, job.request.hosts)
+    if job.backend.capabilities.starts_on_hosts:
+        from llmctl.submit.checks.hosts import check_hosts_answer
+
+        check_hosts_answer(job, cast("HostGroup", session.transport))
+    problems += _path_problems(paths, transport)
+    if job.config is not None and not problems:
+        problems += _content_problems(job, job.config, transport)
+    if problems:
+        raise resolved.error(problems)
+    return _warnings(job)
+
+
+def check_runs_root(profile: "ClusterProfile", context: Context) -> None:
+    """Refuse a folder for the runs that cannot be created or written.
+
+    Raises:
+        ProfileError: names the folder, the obstacle, and the file or variable that sets the folder.
+        SchedulerError: the machine cannot be reached.
+    """
+    problems = runs_root_name_problems(profile, context.folders)
+    if not problems:
+        problems = _path_problems([_runs_root_path(profile, context.folders)], context.connect(profile))
+    if problems:
+        raise profile_error(context, profile, problems)
+
+
+def _content_problems(job: Job, config: "TrainConfig", transport: Transport) -> list[Problem]:
+    """Problems inside the files and folders of a training run, which exist."""
+    problems: list[Problem] = []
+    if config.checkpoint.load is not None or config.checkpoint.save is not None:
+        from llmctl.submit.checks.foreign import foreign_problems
+
+        problems += foreign_problems(job, transport)
+    if config.evaluation.tasks:
+        from llmctl.submit.checks.config import task_file_problems
+
+        problems += task_file_problems(job, transport)
+    return problems
+
+
+def _warnings(job: Job) -> list[str]:
+    """Warnings about a job without problems."""
+    if not has_known_gpu(job):
+        return []
+    from llmctl.submit.checks.memory import memory_warnings
+
+    return memory_warnings(job)
+
+
+def _path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Problem]:
+    """Inspect all paths in one round trip; returns problems in the order of the checks."""
+    paths = list(dict.fromkeys([path for check in checks for path in check.paths]))
+    facts = dict(zip(paths, transport.stat_paths(paths), strict=True))
+    return [problem for check in checks if (problem := check.judge(facts)) is not None]
+
+
+def _runs_root_path(profile: "ClusterProfile", folders: "UserFolders") -> PathCheck:
+    """Check that the folder of the runs can be created and written."""
+    root = profile.runs_root or ""
+
+    def judge(facts: "Mapping[str, PathFacts]") -> Problem | None:
+        why = facts[root].why_unwritable(root)
+        return runs_root_problem(profile, folders, why) if why else None
+
+    return PathCheck((root,), judge)
