@@ -10,12 +10,13 @@
 # make proofs   the table of families in docs/guide/models.md, by the tests that prove it: not measured, minutes
 # make torture  exact resume after kill -9 at 20 random instants: 3 minutes
 # make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU=--dry on the CPU: 1 minute
+# make start    CPU time of starting llmctl, beside a bare typer program: under 1 minute
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture gpu clean
+.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture gpu start clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
@@ -74,6 +75,9 @@ torture: set-up
 # No set-up: a machine with a GPU has its own Python with torch, and often no network (scripts/gpu_wheels.sh).
 gpu:
 	$(or $(wildcard $(PYTHON_OF_VENV)),python3) -m benchmarks.gpu.stages $(GPU)
+
+start: set-up
+	@$(PYTHON_OF_VENV) -m benchmarks.cli_start
 
 clean:
 	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

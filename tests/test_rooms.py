@@ -11,6 +11,7 @@ import pytest
 from tests.test_architecture import MODULES, PACKAGES, ROOT, imports_of, tree_of
 
 MAX_FILES = 20
+MAX_CRUMBS, CRUMB_LINES = 3, 30
 CODE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".j2"}
 QUESTION_WORDS = {"what", "which", "how", "why", "whether", "when", "where", "that"}
 
@@ -185,6 +186,17 @@ def test_no_folder_has_too_many_files(top: str) -> None:
         if path.suffix in CODE_SUFFIXES and path.name != "__init__.py"
     )
     assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_has_too_many_small_modules(package: str) -> None:
+    """A few lines belong to the file that needs them. Python itself asks for __init__ and __main__."""
+    small = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in (ROOT / package).rglob("*.py")
+        if path.stem not in ("__init__", "__main__") and path.read_text(encoding="utf-8").count("\n") < CRUMB_LINES
+    )
+    assert {folder: count for folder, count in small.items() if count > MAX_CRUMBS} == {}
 
 
 def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -43,7 +43,7 @@ class Masters:
         Args:
             config: the optimizer and its constants.
             masters: float32, 1-D, on one device, by any name.
-            moments: of each kind in ``moment_names``, shaped like the masters.
+            moments: of each kind in ``OptimizerConfig.moments``, shaped like the masters.
             decays: by name, True if weight decay applies.
             adamw: the op of trainer.ops.adamw.
             copies: 16-bit weights, all of one dtype, of some masters; each step also updates them.
@@ -161,13 +161,6 @@ class _SGD:
             torch._foreach_copy_(*self._copied)
 
 
-def moment_names(config: OptimizerConfig) -> tuple[str, ...]:
-    """Kinds of moments that the optimizer keeps."""
-    if config.optimizer == "adam":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if config.sgd_momentum > 0.0 else ()
-
-
 def new_moments(config: OptimizerConfig, masters: Mapping[str, Tensor]) -> Moments:
     """Moments of all masters, filled with zeros."""
-    return {kind: {name: torch.zeros_like(master) for name, master in masters.items()} for kind in moment_names(config)}
+    return {kind: {name: torch.zeros_like(master) for name, master in masters.items()} for kind in config.moments}

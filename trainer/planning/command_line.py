@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 from trainer.config.counted_flags import COUNTED, iterations_of
 from trainer.config.errors import ConfigError
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT, Alias
-from trainer.config.spelling import nearest_word
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config, known_keys
 
 _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
+
+_MOST_EDITS = 2
+_LETTERS_PER_EDIT = 5
 
 
 class UsageError(ValueError):
@@ -161,7 +163,7 @@ def _without_effect(flag: str, values: Sequence[str]) -> str:
 
 
 def _unknown(flag: str, keys: Mapping[str, str]) -> str:
-    near = nearest_word(flag, [*keys, *ALIASES, *COUNTED, *WITHOUT_EFFECT, "config"])
+    near = _nearest_word(flag, [*keys, *ALIASES, *COUNTED, *WITHOUT_EFFECT, "config"])
     return f"--{flag}: unknown flag" + (f"; did you mean --{near}?" if near else "; flags are the config's keys")
 
 
@@ -180,3 +182,20 @@ def build_train_config(command_line: CommandLine) -> TrainConfig:
             raise ConfigError(section, "is a section; give it keys, not a value")
         values[section] = {**values.get(section, {}), name: value}
     return build_config(values)
+
+
+def _nearest_word(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is at most two letters away, fewer for a short word; None without one."""
+    limit = min(_MOST_EDITS, len(word) // _LETTERS_PER_EDIT)
+    near = [(_edits(word, other), other) for other in known if abs(len(other) - len(word)) <= limit]
+    return min((pair for pair in near if pair[0] <= limit), default=(0, None))[1]
+
+
+def _edits(first: str, second: str) -> int:
+    """Letters to insert, delete or replace to turn one word into the other (Levenshtein 1966)."""
+    row = list(range(len(second) + 1))
+    for count, letter in enumerate(first, 1):
+        above, row[0] = row[0], count
+        for place, other in enumerate(second, 1):
+            above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (letter != other))
+    return row[-1]

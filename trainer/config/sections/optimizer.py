@@ -39,3 +39,10 @@ class OptimizerConfig(Section):
     """Keep master weights and moments in CPU memory and run the optimizer there. Each step moves gradients to the CPU
     and weights back."""
     optimizer_offload_fraction: float = Field(1.0, ge=0.0, le=1.0)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Kinds of moments that the optimizer keeps: for each, one float32 number per parameter."""
+        if self.optimizer == "adam":
+            return ("exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self.sgd_momentum > 0.0 else ()

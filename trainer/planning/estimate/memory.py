@@ -103,7 +103,7 @@ def state_bytes(config: TrainConfig, own: RankParameters, world_size: int) -> tu
     expert_copies = max(1, copies // parallel.expert_model_parallel_size)
     shard = -(-own.dense // copies) + -(-own.experts // expert_copies)
     size = element_bytes(config)
-    moments = (2 if optimizer.optimizer == "adam" else int(optimizer.sgd_momentum > 0)) * 4
+    moments = 4 * len(optimizer.moments)
     masters = 4 if size == 2 else 0
     on_device = 1 - (optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0)
     stage = parallel.zero_stage if copies > 1 else min(parallel.zero_stage, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.planning.parts import attention, experts, mlp, norm
+from trainer.planning.parts import attention, feed_forward, norm
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
 def parameters(model: ModelConfig, layer: int, *, active: bool) -> int:
     """Parameters of layer number ``layer``; ``active``: only those that one token uses."""
-    feed_forward = experts.parameters(model, active=active) if model.is_moe_layer(layer) else mlp.parameters(model)
-    return norm.layer_parameters(model) + attention.parameters(model) + feed_forward
+    units = feed_forward.parameters(model, layer, active=active)
+    return norm.layer_parameters(model) + attention.parameters(model) + units
 
 
 def passed_bytes(model: ModelConfig, layer: int) -> int:
     """Bytes of the memory-bound ops of layer number ``layer``."""
-    activated = experts.activation_bytes(model) if model.is_moe_layer(layer) else mlp.activation_bytes(model)
-    return norm.layer_bytes(model) + activated
+    return norm.layer_bytes(model) + feed_forward.activation_bytes(model, layer)

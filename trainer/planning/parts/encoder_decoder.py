@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.planning.parts import attention, mlp, norm
+from trainer.planning.parts import attention, feed_forward, norm
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
@@ -26,7 +26,7 @@ def end_parameters(model: ModelConfig) -> int:
 
 
 def _encoder_layer(model: ModelConfig) -> int:
-    return attention.parameters(model) + mlp.parameters(model) + 2 * norm.parameters(model)
+    return attention.parameters(model) + feed_forward.dense_parameters(model) + 2 * norm.parameters(model)
 
 
 def _decoder_layer(model: ModelConfig) -> int:
