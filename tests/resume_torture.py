@@ -211,7 +211,7 @@ def last_checkpoint(run):
 def last_kernels(run):
     """The kernels of the last checkpoint; raises AssertionError if an attempt had others than the one before.
 
-    The kernels depend on the machine. With others a resumed run rounds otherwise, which is no fault of the resume.
+    The kernels depend on the machine. With others a resumed run rounds otherwise, which the resume does not cause.
     """
     for path in sorted(run.glob("attempts/*/rank-00000.log")):
         changed = [line for line in path.read_text().splitlines() if line.startswith(OTHER_KERNELS)]

@@ -56,7 +56,7 @@ class ParallelModel:
     parameters: dict[str, nn.Parameter]
     """Whole tensors of this rank's part; if the gradient store also shards the weights, their shards."""
     buffers: dict[str, torch.Tensor]
-    """Tensors of checkpoints that are no parameters, whole on each rank that holds them."""
+    """Buffers in checkpoints, whole on each rank that holds them."""
     gradients: GradientStore
     kernels: Kernels
     """Ops that layers and optimizer use."""

@@ -32,7 +32,7 @@ struct Inputs {
     LLMCTL_CHECK(kind_in >= LLMCTL_SILU && kind_in <= LLMCTL_SQUARED_RELU, "llmctl::", op,
                  ": there is no activation ", kind_in);
     LLMCTL_CHECK(!gated || inner_width % 2 == 0, "llmctl::", op, ": ", inner_width,
-                 " channels are no pairs of gates and ups");
+                 " channels are not pairs of gates and ups");
     if (bias) check_vector(*bias, inner, op, "bias");
     if (!row_weight) return;
     /* Rows without channels also have weights. */

@@ -227,7 +227,7 @@ def parse_process_id(output: str) -> str:
     """Job id of a backend without a queue: the process id of the started job.sh.
 
     Raises:
-        SchedulerError: ``output`` is no process id.
+        SchedulerError: ``output`` is not a process id.
     """
     if not output.strip().isdecimal():
         raise SchedulerError(f"starting the job printed no process id but {output!r}", transient=False)

@@ -31,7 +31,7 @@ def probes(profile: ClusterProfile, runs_root: str | None, place: str | None) ->
     Args:
         profile: the cluster's profile.
         runs_root: folder of the run directories; None if the profile names none.
-        place: runs_root, or its nearest existing parent; None if that is no folder.
+        place: runs_root, or its nearest existing parent; None if that is not a folder.
     """
     asked = [
         ("who", "id -un; id -Gn"),

@@ -54,7 +54,7 @@ def with_source(words: Sequence[str], source: str, folder: Path, valued: Collect
 
 
 def _names_a_run(context: Context, source: str, cluster: str, origin: str) -> bool:
-    """True if ``source`` is no path: it has no slash, and no such file exists here."""
+    """True if ``source`` is not a path: it has no slash, and no such file exists here."""
     if os.sep in source or source in (".", "..", "~"):
         return False
     if (context.cwd / source).exists():

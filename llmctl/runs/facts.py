@@ -215,7 +215,7 @@ def parse_error(data: bytes | None) -> RankError | None:
 
 
 def first_error(errors: tuple[RankError, ...]) -> RankError | None:
-    """The cause among ``errors``: the earliest that is no peer failure, else the earliest."""
+    """The cause among ``errors``: the earliest that is not a peer failure, else the earliest."""
     ordered = sorted(errors, key=lambda error: (error.is_about_a_peer, error.time, error.rank))
     return ordered[0] if ordered else None
 

@@ -148,7 +148,7 @@ class RunRecord:
         """Parse ``text``, the run.json of ``run_dir``, which belongs to ``owner`` unless that is empty.
 
         Raises:
-            RecordError: the text is damaged, or is no record, or has keys of a newer llmctl.
+            RecordError: the text is damaged, or not a record, or has keys of a newer llmctl.
         """
         path = run_dir / "run.json"
         values = parse_json(path, text)
@@ -282,7 +282,7 @@ def _submission_of(values: Mapping[str, Any]) -> Submission:
 def check_types(values: Any, types: Mapping[str, tuple[type, ...]]) -> None:
     """Raise TypeError for a value of an unexpected type, KeyError for a missing value."""
     if not isinstance(values, Mapping):
-        raise TypeError(f"{values!r} is no object")
+        raise TypeError(f"{values!r} is not an object")
     for key, allowed in types.items():
         if not isinstance(values[key], allowed):
             raise TypeError(f"{key} cannot be {values[key]!r}")
@@ -292,7 +292,7 @@ def parse_json(path: Path, text: bytes) -> dict[str, Any]:
     """Parse the object in ``text``, the content of ``path``.
 
     Raises:
-        RecordError: the text is no JSON object.
+        RecordError: the text is not a JSON object.
     """
     import json
 

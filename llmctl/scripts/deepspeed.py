@@ -22,14 +22,14 @@ def read_deepspeed(text: str, line: int, name: str) -> Iterator[tuple[str, str, 
     """Path in the JSON, dotted key, and value, for each entry with a meaning for the training config.
 
     Raises:
-        ScriptError: the text is no JSON object, or asks for what this trainer does not do.
+        ScriptError: the text is not a JSON object, or asks for what this trainer does not do.
     """
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise ScriptError(line, f"{name}: is no JSON: {error}") from None
+        raise ScriptError(line, f"{name}: is not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ScriptError(line, f"{name}: is no JSON object")
+        raise ScriptError(line, f"{name}: is not a JSON object")
     yield from _zero(_mapping(values, "zero_optimization"), line, name)
     for section in ("fp16", "bf16", "bfloat16"):
         if _mapping(values, section).get("enabled") is True:

@@ -79,7 +79,7 @@ def architecture_of(entry: str, line: int) -> str:
             line, "tasks/main.py fine-tunes on a task, which is not supported; pretrain_bert.py can be read"
         )
     known = ", ".join(f"{one}.py" for one in ENTRY_POINTS)
-    raise ScriptError(line, f"{entry} is no training program that can be read; known are {known}")
+    raise ScriptError(line, f"{entry} is not a known training program; known are {known}")
 
 
 def put_architecture(architecture: str, program: str, flags: FlagMeaning) -> None:
@@ -111,7 +111,7 @@ def group_flags(arguments: Sequence[Value], line: int) -> list[FlagGroup]:
     """Divide the words of a training line into flags with their values.
 
     Raises:
-        ScriptError: the first word is no flag.
+        ScriptError: the first word is not a flag.
     """
     groups: list[list[Value]] = []
     for word in arguments:
@@ -124,7 +124,7 @@ def group_flags(arguments: Sequence[Value], line: int) -> list[FlagGroup]:
             missing = missing_of(word)
             if missing is not None:
                 raise ScriptError(missing.line, missing.problem)
-            raise ScriptError(word[0].line if word else line, f"{text!r} is no flag of the training program")
+            raise ScriptError(word[0].line if word else line, f"{text!r} is not a flag of the training program")
     return [_group(words) for words in groups]
 
 
@@ -184,7 +184,7 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
 
 
 def _counted_key(group: FlagGroup) -> str | None:
-    """The key that a length in samples or tokens sets; by itself, without a batch size, such a flag is no number."""
+    """The key that a length in samples or tokens sets; by itself, without a batch size, such a flag has no value."""
     return COUNTED.get(group.name.replace("_", "-"))
 
 

@@ -118,7 +118,7 @@ def _check_unknown(line: int, name: str, words: Sequence[Value]) -> None:
     if missing is not None:
         raise ScriptError(missing.line, missing.problem)
     known = ", ".join(program for program in LAUNCHERS if program in _NAMED)
-    raise ScriptError(line, f"{name} is no launcher that can be read in front of {trained}; known are {known}")
+    raise ScriptError(line, f"{name} is not a known launcher in front of {trained}; known are {known}")
 
 
 _NAMED = ("torchrun", "mpirun", "deepspeed", "srun", "singularity", "apptainer", "docker")

@@ -349,7 +349,7 @@ def read_layer(path: Path) -> dict[str, Any]:
     """The unchecked mapping of a profile, overlay or user config file.
 
     Raises:
-        ProfileError: the file cannot be read or is no mapping; names the file.
+        ProfileError: the file cannot be read or is not a mapping; names the file.
     """
     from trainer.config.errors import ConfigError
     from trainer.config.yaml_file import read_yaml

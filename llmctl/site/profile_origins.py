@@ -71,7 +71,7 @@ def _yaml_flow(value: Any) -> str:
         plain = _yaml_scalar(value)
         return plain if "\n" not in plain else json.dumps(value, ensure_ascii=False)
     if isinstance(value, (list, tuple)):
-        # Inside brackets a comma separates entries, so every value that is no plain word is quoted.
+        # Inside brackets a comma separates entries, so every value except a plain word is quoted.
         return "[" + ", ".join(_in_brackets(entry) for entry in value) + "]"
     return _yaml_scalar(value)
 

@@ -32,7 +32,7 @@ def exit_code(status: int) -> int:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal a process group; a group that has ended is no error."""
+    """Signal a process group; a group that has ended is accepted."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 

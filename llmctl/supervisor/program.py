@@ -115,7 +115,7 @@ class Supervisor:
         self._options = options
         self._environ = dict(environ)
         if job.forgets_launchers:
-            # llmctl itself may run in an allocation or below a launcher. The job on this machine is no part of either.
+            # llmctl itself may run in an allocation or below a launcher. The job on this machine belongs to neither.
             self._environ = {
                 name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS) and name not in _RANKS
             }

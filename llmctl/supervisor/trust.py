@@ -164,7 +164,7 @@ def left_secrets(own: str, runs_root: str) -> List[str]:
 
 
 def _is_gone(path: str) -> bool:
-    """True if a path is certainly absent; a folder that cannot be searched is no proof."""
+    """True if a path is certainly absent; a folder that cannot be searched proves nothing."""
     try:
         _lstat(path)
     except MissingError:

@@ -31,7 +31,7 @@ class Watch:
 
     Attributes:
         code: exit code so far: of the launch line, or of a failed part on another machine.
-        signal: the first signal received; TERM for a USR1 or USR2 that is no warning of the time limit.
+        signal: the first signal received; TERM for a USR1 or USR2 that does not warn of the time limit.
         is_cancelled: attempts/K/cancel was read.
         lost: sentence on the first other machine that failed or fell silent; empty without one.
     """

@@ -160,12 +160,12 @@ class VerifiedFile:
 
         Raises:
             OSError: the disk cannot read it.
-            ValueError: it is no such header.
+            ValueError: it is not such a header.
         """
         size = self.header_bytes - 8
         values = json.loads(os.pread(self._descriptor, size, 8))
         if not isinstance(values, dict):
-            raise ValueError("the header is no object")
+            raise ValueError("the header is not an object")
         return values
 
     @property

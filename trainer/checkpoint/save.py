@@ -213,7 +213,7 @@ class CheckpointWriter:
         """Run ``action``, if any; the failure of the disk on any rank, or None. Collective: all ranks.
 
         Raises:
-            Exception: of this rank's action, if it is no failure of the disk.
+            Exception: of this rank's action, unless it is a failure of the disk.
             PeerFailedError: another rank has such an error.
         """
         problem: Exception | None = None

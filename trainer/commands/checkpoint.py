@@ -54,7 +54,7 @@ def _import(options: argparse.Namespace) -> int:
         with GgufFile(options.source) as source:
             return _import_published(source, options.output)
     if not options.source.is_dir():
-        raise ConversionError(f"{options.source}: is no folder; name a folder with a config.json, or a GGUF file")
+        raise ConversionError(f"{options.source}: is not a folder; name a folder with a config.json, or a GGUF file")
     found = foreign_format(options.source)
     if found is ForeignFormat.TORCH_DIST:
         return _import_megatron(options)

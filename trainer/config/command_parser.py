@@ -52,7 +52,7 @@ class WithoutEffect(argparse.Action):
 def print_text(text: str, end: str = "\n") -> None:
     """Print ``text`` and ``end``; characters outside the terminal's encoding become backslash escapes.
 
-    A reader that closes the pipe early, such as ``head``, is no error:
+    A reader that closes the pipe early, such as ``head``, is accepted:
     https://docs.python.org/3/library/signal.html#note-on-sigpipe.
     """
     encoding = sys.stdout.encoding or "utf-8"

@@ -42,7 +42,7 @@ def number(kind: Callable[[str], float], smallest: int) -> Callable[[str], float
             value = math.nan
         if not smallest <= value < math.inf:
             word = "whole number" if kind is int else "number"
-            raise argparse.ArgumentTypeError(f"{text!r} is no {word} of {smallest} or more")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {word} of {smallest} or more")
         return value
 
     return read

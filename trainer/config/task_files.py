@@ -11,7 +11,7 @@ def is_task_file(task: str) -> bool:
 
 
 def task_file_problem(content: bytes) -> str | None:
-    """Words on a file that is no task; None for a YAML mapping. Runs no code that the file names."""
+    """Words on a file that is not a task; None for a YAML mapping. Runs no code that the file names."""
     # Few configs name task files, and every training reads this module.
     import yaml
 
@@ -20,7 +20,7 @@ def task_file_problem(content: bytes) -> str | None:
         node = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark is not None else ""
-        return f"it is no YAML: {line}{error.problem}"
+        return f"it is not valid YAML: {line}{error.problem}"
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return f"it is no YAML: {' '.join(str(error).split())}"
-    return None if isinstance(node, yaml.MappingNode) else "it holds no keys of a task"
+        return f"it is not valid YAML: {' '.join(str(error).split())}"
+    return None if isinstance(node, yaml.MappingNode) else "it has no keys of a task"

@@ -197,7 +197,7 @@ class DistributedFiles(ExitStack):
         except (*_DAMAGE, pickle.UnpicklingError) as error:
             raise ConversionError(f"{self.path / METADATA}: cannot be read: {_first_line(error)}") from None
         if not isinstance(found, metadata.Metadata) or found.storage_data is None:
-            raise ConversionError(f"{self.path / METADATA}: is no metadata of torch.distributed.checkpoint")
+            raise ConversionError(f"{self.path / METADATA}: is not metadata of torch.distributed.checkpoint")
         return found
 
     def _open(self, name: str) -> BinaryIO:

@@ -69,7 +69,7 @@ class Export:
         stored, needed = metadata.tensors["model"].keys(), {rule.ours for rule in weights}
         for names, what in ((needed - stored, "lacks"), (stored - needed, "has the surplus tensor")):
             if names:
-                raise ConversionError(f"{checkpoint}: {what} {min(names)}, so that it is no {family.name}")
+                raise ConversionError(f"{checkpoint}: {what} {min(names)}, so that it is not a {family.name} model")
         return cls(checkpoint, metadata, config, family, weights)
 
     def dtype(self, rule: Weight) -> torch.dtype:

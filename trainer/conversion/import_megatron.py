@@ -105,11 +105,11 @@ class MegatronModel:
         """Find the model and all of its tensors.
 
         Raises:
-            ConversionError: it is no GPT model, or a tensor or argument is missing, left over or unknown.
+            ConversionError: it is not a GPT model, or a tensor or argument is missing, left over or unknown.
         """
         if _WORDS not in files.tensors:
             raise ConversionError(
-                f"{files.path}: has no tensor {_WORDS}, so that it is no GPT model of Megatron-core in the format "
+                f"{files.path}: has no tensor {_WORDS}, so that it is not a GPT model of Megatron-core in the format "
                 "torch_dist; convert it with the program that wrote it"
             )
         arguments = files.common().get("args")

@@ -11,5 +11,5 @@ class DataError(ValueError):
 class LostWorkerError(DataError):
     """A worker process has died or hangs.
 
-    This is no error of the config: the same run may succeed.
+    The config is not wrong: the same run may succeed.
     """

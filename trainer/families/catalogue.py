@@ -64,7 +64,7 @@ def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
     found = next((family for family in FAMILIES if family.model_type == model_type), None)
     if found is None:
         raise FamilyError(
-            f"{where}: model_type {model_type!r} is no family known here; known are "
+            f"{where}: model_type {model_type!r} is not a family known here; known are "
             + ", ".join(sorted(family.model_type for family in FAMILIES))
         )
     named, known = keys.get("architectures") or [], (found.architecture, *found.other_architectures)

@@ -38,5 +38,5 @@ def _prompt_of(path: Path, line: str) -> str:
     except (ValueError, KeyError, TypeError):
         prompt = None
     if not isinstance(prompt, str):
-        raise GenerationError(f'--prompt-file: {path} holds the line {line[:60]!r}, which is no {{"prompt": TEXT}}')
+        raise GenerationError(f'--prompt-file: {path} holds the line {line[:60]!r}, which is not {{"prompt": TEXT}}')
     return prompt

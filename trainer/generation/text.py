@@ -10,7 +10,7 @@ _CONTEXT = 8
 """Tokens before a new one that can change its text, such as the space that a text's first word lacks."""
 _INCOMPLETE = "\ufffd"
 _LONGEST_WAIT = 4
-"""Tokens after which bytes that are no character are shown: a character has at most 4 bytes."""
+"""Tokens after which bytes that form no character are shown: a character has at most 4 bytes."""
 
 
 class TextStream:

@@ -65,7 +65,7 @@ class HubFolder(PublishedModel):
         return [entry.name for entry in self.files]
 
     def write_side_files(self, target: Path) -> None:
-        """Copy the files that are no weights.
+        """Copy the files except weights.
 
         Raises:
             OSError: a file cannot be read or written.
@@ -107,7 +107,7 @@ class HubFolder(PublishedModel):
         for file in sorted(set(index.values())) if index else [SINGLE]:
             try:
                 opened = self._open(file)
-                for name in opened.keys():  # noqa: SIM118  a safe_open is no mapping
+                for name in opened.keys():  # noqa: SIM118  a safe_open is not a mapping
                     view = opened.get_slice(name)
                     stored[name] = StoredAs(file, view.get_dtype(), tuple(view.get_shape()))
             except FileNotFoundError:

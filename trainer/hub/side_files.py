@@ -21,7 +21,7 @@ _CURRENT_CLASS, _OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
 
 
 def copy_side_files(source: Path, target: Path) -> list[str]:
-    """Copy the files of ``source`` that are no weights; returns their names.
+    """Copy the files of ``source`` except weights; returns their names.
 
     Raises:
         OSError: a file cannot be read or written.

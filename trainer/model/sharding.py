@@ -200,7 +200,7 @@ class ParameterBuilder:
     layouts: dict[str, ParameterLayout] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors of checkpoints that are no parameters: no gradient reaches them."""
+    """Buffers in checkpoints: no gradient reaches them."""
 
     def under(self, name: str) -> ParameterBuilder:
         """The same builder with prefix ``name.`` for global names; both builders share their records."""

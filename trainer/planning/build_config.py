@@ -59,7 +59,7 @@ def megatron_flag_problem(name: str, keys: Sequence[str]) -> str | None:
     if flag in COUNTED:
         return f"is Megatron-LM's --{flag}; use {COUNTED[flag]}, in iterations"
     if flag in WITHOUT_EFFECT:
-        return f"is Megatron-LM's --{flag}, which is no key here: {WITHOUT_EFFECT[flag].reason}; leave it out"
+        return f"is Megatron-LM's --{flag}, which has no key here: {WITHOUT_EFFECT[flag].reason}; leave it out"
     return f"is Megatron-LM's --{flag}, which {_as_clause(REFUSED[flag])}" if flag in REFUSED else None
 
 

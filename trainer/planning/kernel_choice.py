@@ -142,7 +142,7 @@ def requested_in_cpu_memory(config: TrainConfig) -> dict[str, RequestedBackend]:
     # Backends that exist only on GPUs, and their replacement on the CPU.
     instead: dict[str, BackendChoice] = {"nvrtc": "auto", "compile": "torch"}
     if not step.is_named:
-        # kernel_backend: native is meant for the GPU; a CPU too old for the native build is no error.
+        # kernel_backend: native is meant for the GPU; a CPU too old for the native build is accepted.
         instead["native"] = "auto"
     if step.backend in instead:
         step = replace(step, backend=instead[step.backend], is_named=False)

@@ -22,7 +22,7 @@ class FailureRecord:
     Attributes:
         consequence: True if the rank only noticed that other ranks had ended or did not answer.
         time: time of the failure in seconds since the epoch. The cause has the smallest time among the records that
-            are no consequence.
+            are not consequences.
         exit_code: exit code of the rank. The supervisor reads the record, so that the job exits with the code of the
             cause, whatever the launcher returns.
     """

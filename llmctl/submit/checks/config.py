@@ -117,7 +117,7 @@ def _count(number: int, word: str) -> str:
 
 
 def task_file_problems(job: Job, transport: Transport) -> list[Problem]:
-    """Task files that cannot be read or are no tasks. One round trip if the config names task files, else none.
+    """Task files that cannot be read or are not tasks. One round trip if the config names task files, else none.
 
     Args:
         job: with every value decided.

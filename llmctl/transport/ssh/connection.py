@@ -13,7 +13,7 @@ from llmctl.transport.local import start_error
 from llmctl.transport.ssh.failures import told_as_lost
 
 _CLIENT_FAILED = 255
-"""Exit status of the ssh client for its own errors; ssh(1). A command with this status is told as a loss."""
+"""Exit status of the ssh client for its own errors; ssh(1). A command with this status counts as a loss."""
 STATUS_TIMEOUT_S = 5.0
 """Seconds for the exit status of a command whose output has ended."""
 SEND_TIMEOUT_S = 25.0

@@ -136,4 +136,4 @@ def test_the_local_cluster_runs_the_command_here(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     assert main(["checkpoint", "import", "nothing", "--output", "made"]) == 3
-    assert capfd.readouterr().err.startswith("llmctl checkpoint import: nothing: is no folder")
+    assert capfd.readouterr().err.startswith("llmctl checkpoint import: nothing: is not a folder")

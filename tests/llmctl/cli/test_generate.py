@@ -29,7 +29,7 @@ def test_a_job_of_one_node_generates_with_the_folder_of_the_run(login_node, caps
     ("words", "code", "says"),
     [
         (["nobody", *PROMPT], 5, "llmctl: no run is called 'nobody'"),
-        (["./x", "--prompt", "a", "--temperature", "-1"], 2, "'-1' is no number of 0 or more"),
+        (["./x", "--prompt", "a", "--temperature", "-1"], 2, "'-1' is not a number of 0 or more"),
         (["./x", "--prompt", "a", "--stop", ""], 2, "argument --stop: is empty"),
         (["./x", "--prompt", "a", "--top-p", "1.5"], 2, "'1.5' is not above 0 and at most 1"),
         (["./x"], 2, "give --prompt TEXT or --prompt-file FILE"),

@@ -49,7 +49,7 @@ def test_a_hang_is_told_after_the_time_limit_too():
 
 
 def test_a_hang_is_told_if_the_job_was_killed_before_exit_json_was_written():
-    """The supervisor's last sign of life is the end: what came after it, such as this query, is no hang."""
+    """The supervisor's last sign of life is the end: what came after it, such as this query, is not a hang."""
     told = "after no heartbeat for 4 min; the other ranks wait for rank 1 on n1 (phase forward, iteration 226); "
     beats = (heartbeat(0, 5000, 227, "optimizer"), heartbeat(1, 5003, 226, "forward"))
     hung = AttemptFacts(1, heartbeats=beats, alive=NOW - 4740)

@@ -36,12 +36,12 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
         (f"{TRAIN}\n$EXTRA", None),
         (f"{TRAIN} $EXTRA", r"line 1: .*\$EXTRA is not set"),
         (f"S=$(cat name)\n{TRAIN} --save $S", r"line 1: --save: \$\(cat name\) is never executed; .*--arg S=VALUE"),
-        (f"horovodrun -np 2 python pretrain_gpt.py {FLAGS}", r"line 1: horovodrun is no launcher that can be read"),
+        (f"horovodrun -np 2 python pretrain_gpt.py {FLAGS}", r"line 1: horovodrun is not a known launcher"),
         (f"{TRAIN}\n\n{TRAIN}", r"line 3: a training program starts here and in line 1"),
         (f"for seed in 1 2; do\n{TRAIN} --seed $seed\ndone", r"line 2: a training program starts here, in a loop"),
         ("echo hello", r"^train.sh: starts no training program"),
         ("python tasks/main.py --task MNLI", r"line 1: tasks/main.py fine-tunes on a task"),
-        ("python train_llama.py --x 1", r"line 1: train_llama.py is no training program that can be read"),
+        ("python train_llama.py --x 1", r"line 1: train_llama.py is not a known training program"),
         (f"{TRAIN} --nmu-layers 2", r"line 1: --nmu-layers: unknown flag; did you mean --num-layers"),
         (f"{TRAIN} \\\n --micro-batch-size zero", r"line 2: --micro-batch-size \(training.micro_batch_size\): 'zero'"),
         (f"DATA=<Specify path>\n{TRAIN} --save $DATA", r"line 1: --save: <Specify path> is a place .*--arg DATA=VALUE"),
@@ -49,7 +49,7 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
         (f"[ -z $1 ] && exit 1\n{TRAIN}", r"line 1: the script ends here before it trains"),
         ("f() { f; }\nf", r"line 1: f calls itself"),
         (f"{TRAIN} --deepspeed_config c.json\n", None),
-        ("echo '{' > c.json\n" + f"{TRAIN} --deepspeed_config c.json", r"line 2: c.json: is no JSON"),
+        ("echo '{' > c.json\n" + f"{TRAIN} --deepspeed_config c.json", r"line 2: c.json: is not valid JSON"),
     ],
 )
 def test_a_bad_script_is_one_sentence_with_its_line(text: str, message: str | None, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from trainer.planning.build_config import build_config
 
 CONTENTS = {
     "good.yaml": ("task: mine\ndoc_to_target: !function functions.answer\n", None),
-    "broken.yaml": ("task: [mine", "it is no YAML"),
-    "list.yaml": ("[1]", "it holds no keys of a task"),
-    "empty.yaml": ("", "it holds no keys of a task"),
-    "binary.yaml": ("\x00\x01", "it is no YAML"),
+    "broken.yaml": ("task: [mine", "it is not valid YAML"),
+    "list.yaml": ("[1]", "it has no keys of a task"),
+    "empty.yaml": ("", "it has no keys of a task"),
+    "binary.yaml": ("\x00\x01", "it is not valid YAML"),
 }
 
 

@@ -30,7 +30,7 @@ ERRORS = [
 
 
 def every_call(*calls):
-    """Every error in each of the calls, except that a read without data is no loss."""
+    """Every error in each of the calls, except that a read without data is not a loss."""
     cases = [(call, error) for call in calls for error in ERRORS if call != "recv" or type(error) is not TimeoutError]
     return pytest.mark.parametrize(
         ("call", "error"), cases, ids=lambda part: getattr(part, "lower", type(part).__name__.lower)()

@@ -52,7 +52,7 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         ({"model": {"num-layers": 3}}, "model.num-layers", "did you mean model.num_layers?"),
         ({"optimizer": {"learning_rate": 3}}, "optimizer.learning_rate", "unknown key; optimizer has optimizer, lr,"),
         ({"model": {"rope_theta": 3}}, "model.rope_theta", "is Megatron-LM's --rope-theta; use model.rotary_base"),
-        ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "is no key here: --attention-backend selects"),
+        ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "has no key here: --attention-backend selects"),
         ({"parallel": {"nnodes": 2}}, "parallel.nnodes", "--nnodes, which is a flag of the launcher"),
         ({"training": {"train_samples": 2}}, "training.train_samples", "use training.train_iters"),
         ({"modl": {"num_layers": 3}}, "modl", "did you mean model?"),

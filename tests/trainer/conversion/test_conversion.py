@@ -176,7 +176,7 @@ DAMAGES = {
         _change_tensors(lambda w: w.update({"model.layers.0.self_attn.q_proj.weight": torch.ones(3, 32)})),
         "q_proj.weight",
     ),
-    "an unknown family": (_change_keys(model_type="mamba"), "model_type 'mamba' is no family known here"),
+    "an unknown family": (_change_keys(model_type="mamba"), "model_type 'mamba' is not a family known here"),
     "an unknown class": (_change_keys(architectures=["LlamaForTokens"]), "architecture LlamaForTokens"),
     "an unknown key": (_change_keys(attention_multiplier=2.0), "attention_multiplier is unknown"),
     "an unknown activation": (_change_keys(hidden_act="swish2"), "hidden_act is 'swish2'"),
@@ -244,7 +244,7 @@ def test_an_export_names_what_old_and_new_readers_want(llama, tmp_path) -> None:
 
 def test_a_missing_folder_is_named(tmp_path, capsys) -> None:
     assert command.main(["import", str(tmp_path / "none"), "--output", str(tmp_path / "native")]) == 3
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     with pytest.raises(HubError, match="cannot be read"):
         HubFolder(tmp_path)
 

@@ -34,7 +34,7 @@ def serials():
 
 
 CASES = [
-    # The rows of some parameters are no multiple of the number of ranks.
+    # The rows of some parameters are not a multiple of the number of ranks.
     Case(dp=3, zero=2, micro_batches=2),
     Case("gpt2", dp=4, zero=3, micro_batches=2),
     Case("gpt2", dp=2, zero=2, micro_batches=3, recompute="modules"),

@@ -160,7 +160,7 @@ BAD = {
     "an unknown task": (["--tasks", "helaswag"], "'helaswag' is none of the ", "such as hellaswag"),
     "a missing file": (["--tasks", "none.yaml"], "--tasks: none.yaml: there is no such file", ""),
     "no task": (["--tasks", ","], "--tasks: names no task", ""),
-    "a file that is no task": (["--tasks", "{folder}/bad.yaml"], "bad.yaml cannot be loaded", ""),
+    "a file that is not a task": (["--tasks", "{folder}/bad.yaml"], "bad.yaml cannot be loaded", ""),
     "no data": (["--tasks", "{folder}/lost.yaml"], "lost.yaml cannot be loaded", "lost.jsonl"),
     "a task twice": (["--tasks", "{tasks},{tasks}"], "names a task twice", ""),
     "no text": ([], "--data-path: the model has no data of its own", ""),

@@ -1,6 +1,6 @@
 """A layer equals transformers' own layer of the same weights: output, and gradients of input and weights.
 
-transformers is no dependency of the project; without it these tests are skipped.
+transformers is not a dependency of the project; without it these tests are skipped.
 """
 
 import pytest

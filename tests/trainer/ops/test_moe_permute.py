@@ -68,7 +68,7 @@ def formula_back(rows, weights, choices, places):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_errors_are_those_of_rounding(shape, dtype):
     check_against_oracle(MOE_PERMUTE, "native", there(shape, dtype), oracle=formula_there)
-    # Products of rows nearly cancel: the float64 oracle is no more accurate than the tested implementation.
+    # Products of rows nearly cancel: the float64 oracle is not more accurate than the tested implementation.
     check_against_oracle(MOE_UNPERMUTE, "native", back(shape, dtype), slack=32.0, oracle=formula_back)
     check_against_oracle(MOE_UNPERMUTE, "native", back(shape, dtype, weighted=False), slack=32.0, oracle=formula_back)
 

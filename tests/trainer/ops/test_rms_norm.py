@@ -74,7 +74,7 @@ def test_a_factor_of_1_plus_weight_is_not_rounded(operation, shape, dtype, backe
 
 
 def test_small_weights_beside_1_count_in_16_bit(operation):
-    """1 + 2^-8 is no bfloat16: rounded before the product, the weight would be lost."""
+    """1 + 2^-8 is not a bfloat16: rounded before the product, the weight would be lost."""
     hidden = torch.full((1, 64), 1.5, dtype=torch.bfloat16)
     weight = torch.full((64,), 2.0**-8, dtype=torch.bfloat16)
     # 1.5^2 - 1.25 = 1: the row keeps its values.

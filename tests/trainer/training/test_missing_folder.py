@@ -80,7 +80,7 @@ def test_a_lost_folder_ends_the_run_and_nothing_is_written_there(tmp_path, lose,
     write_config(run, save=str(start), train_iters=2)
     assert train(run) == [0]
     shutil.rmtree(run)
-    # The start point is no substitute for the run's own progress.
+    # The start point does not replace the run's own progress.
     write_config(run, save=str(folder), load=str(start))
     assert train(run) == [0]
     assert (saved(run)["iteration"], saved(run)["folder"]) == (4, str(folder))

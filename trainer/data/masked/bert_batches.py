@@ -20,7 +20,7 @@ def join_bert(samples: Sequence[BertSample], index: int, *, has_order: bool) -> 
         torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
         for name in ("tokens", "labels", "types", "loss_mask", "padding_mask")
     )
-    # Tokens without a label have -1, which is no column of the logits; the loss mask leaves them out.
+    # Tokens without a label have -1, which is not a column of the logits; the loss mask leaves them out.
     return MicroBatch(
         tokens=tokens,
         labels=labels.clamp_(min=0),

@@ -110,7 +110,7 @@ def _refusing(call: Callable[[], Any]) -> Any:
     except (ModuleNotFoundError, MemoryError):
         raise
     except BaseException as error:
-        # gigatoken raises many classes; a Rust panic is a PanicException of pyo3, which is no subclass of Exception.
+        # gigatoken raises many classes; a Rust panic is a PanicException of pyo3, which is not a subclass of Exception.
         is_panic = type(error).__name__ == "PanicException"
         if not isinstance(error, Exception) and not is_panic:
             raise

@@ -26,7 +26,7 @@ _FEWEST_ROWS = 64
 class Band(NamedTuple):
     """Keys that the queries of a rectangle see: query i sees key j if first <= j - i <= last.
 
-    None is no limit. In every tile each query sees a key.
+    None: no limit. In every tile each query sees a key.
     """
 
     first: int | None = None

@@ -53,7 +53,7 @@ def test_a_sound_kernel_passes_in_every_order(faulty_cuda: EmulatedCuda, threads
         ("sums_a_row", 48, "waits at the"),
         ("shuffles_half_a_warp", 32, "mask ffff, not all lanes"),
         ("writes_beyond", 32, "CUDA_ERROR_ILLEGAL_ADDRESS.*thread 0 touches .* not mapped"),
-        ("reads_a_misaligned_pack", 32, r"thread 0 touches 0x[0-9a-f]+ in device.h:\d+, which is no multiple of 16"),
+        ("reads_a_misaligned_pack", 32, r"thread 0 touches 0x[0-9a-f]+ in device.h:\d+, which is not a multiple of 16"),
         ("sums_a_row", 2048, r"CUDA_ERROR_INVALID_VALUE \(1\)"),
         ("writes_beyond", 512, r"CUDA_ERROR_INVALID_VALUE \(1\)"),
     ],

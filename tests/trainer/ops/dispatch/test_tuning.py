@@ -34,7 +34,7 @@ def row(backend, seconds, of_copy=0.5, *, moved=1 << 30, **more):
 
 def test_a_native_kernel_that_is_fast_enough_stays_first():
     ranking = rank(
-        # Less than a copy's speed is no reason for a slower backend.
+        # Less than a copy's speed does not justify a slower backend.
         [row("native", 1.0, 0.3), row("torch", 1.01), row("reference", 4.0), row("plain", 0.1), row("small", 0.1)]
     )
     assert ranking.order == ("native", "nvrtc", "torch", "reference", "compile")

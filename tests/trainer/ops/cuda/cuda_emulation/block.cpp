@@ -358,7 +358,7 @@ struct Misaligned {
 
 extern "C" void __ubsan_handle_type_mismatch_v1(const Misaligned *facts, uintptr_t address) {
   const emulation::Place place{facts->file, static_cast<int>(facts->line)};
-  emulation::complain("thread %d touches %#zx in %s:%u, which is no multiple of %d", emulation::running->number,
+  emulation::complain("thread %d touches %#zx in %s:%u, which is not a multiple of %d", emulation::running->number,
                       static_cast<size_t>(address), emulation::file_name(place), facts->line, 1 << facts->log_alignment);
   emulation::to_scheduler();
 }
