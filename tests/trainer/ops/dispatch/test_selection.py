@@ -52,7 +52,7 @@ def chosen(requested, availability=ALL_THERE, dtype=torch.float32):
 def test_every_operation_of_the_table_is_there():
     assert [operation.name for operation in OPERATIONS] == list(ROWS)
     for operation in OPERATIONS:
-        assert {"reference", "native", operation.default} <= operation.implementations.keys()
+        assert {"reference", operation.default} <= operation.implementations.keys()
         assert Kernels()[operation] is operation.implementations[operation.default].function
     with pytest.raises(ValueError, match="'rmsnorm'"):
         Kernels(rmsnorm=reference)

@@ -56,7 +56,8 @@ def outcome(case, function):
 
 
 def test_every_operation_is_measured():
-    assert set(BENCHES) == set(SMALL) == set(BY_NAME)
+    alone = {operation.name for operation in OPERATIONS if operation.implementations.keys() == {"reference"}}
+    assert set(BENCHES) == set(SMALL) == set(BY_NAME) - alone
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in ("adamw", "bias_dropout_add")])

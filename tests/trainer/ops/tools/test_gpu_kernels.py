@@ -33,6 +33,7 @@ _PLUGIN = (sys.executable, "-m", "pytest", "-p", "tests.trainer.ops.tools.gpu_pl
 _CAPTURED = [
     (operation, dtype)
     for operation in ROWS
+    if "native" in operation.implementations
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
     if "cuda" in operation.implementations["native"].devices and dtype in operation.implementations["native"].dtypes
 ]
