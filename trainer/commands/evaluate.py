@@ -24,8 +24,7 @@ from trainer.config.evaluate_flags import parse
 from trainer.config.sections.data import DataConfig
 from trainer.config.tokenizer_keys import TokenizerKeys
 from trainer.data.errors import DataError
-from trainer.data.samples.sources import document_rules, open_blends, single_source
-from trainer.data.tokenizers.factory import load_tokenizer
+from trainer.data.samples.sources import document_rules, open_data, single_source
 from trainer.data.tokenizers.settings import TokenizerSettings, settings_of
 from trainer.evaluation.encoding import Encoding
 from trainer.evaluation.perplexity import TextEvaluation, evaluate_text
@@ -108,13 +107,12 @@ def _encoding_of(source: ModelSource, named: Path | None) -> Encoding:
 
 def _open_text(config: TrainConfig, options: argparse.Namespace) -> _Text:
     config = _with_data(config, options)
-    blends = open_blends(config)
-    if options.split not in blends:
-        raise DataError(f"--split: the data has no {options.split} split, only {', '.join(blends)}")
-    source = single_source(blends[options.split])
-    named = settings_of(config.data).has_files
-    tokenizer = load_tokenizer(config.data, config.model.vocab_size) if named else None
-    return _Text(source, document_rules(config, [source]), tokenizer)
+    opened = open_data(config)
+    if options.split not in opened.blends:
+        raise DataError(f"--split: the data has no {options.split} split, only {', '.join(opened.blends)}")
+    source = single_source(opened.blends[options.split])
+    rules = document_rules(config, [source], opened.tokenizer)
+    return _Text(source, rules, opened.tokenizer if settings_of(config.data).has_files else None)
 
 
 def _with_data(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:

@@ -51,7 +51,7 @@ def weight_places(entries: Sequence[str]) -> range:
 
 
 def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
-    """Datasets of a data path, including those of weight 0.
+    """Datasets of a data path, without those of weight 0.
 
     Raises:
         ConfigError: only some prefixes have a weight, or a weight is negative, NaN or infinite, or all are 0.
@@ -81,7 +81,7 @@ def parse_blend(key: str, entries: Sequence[str]) -> tuple[BlendPart, ...]:
         raise ConfigError(key, "the sum of the weights overflows float64; use shares, as in 0.3 A 0.7 B")
     if not total:
         raise ConfigError(key, "all weights are 0; give at least one prefix a weight above 0")
-    return parts
+    return tuple(part for part in parts if part.weight)
 
 
 def _is_number(entry: str) -> bool:

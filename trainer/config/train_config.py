@@ -6,6 +6,7 @@ package is torch-free and imports no other package of the trainer.
 """
 
 from trainer.config.blends import PATH_KEYS as BLEND_KEYS
+from trainer.config.blends import parse_blend
 from trainer.config.sections.checkpoint import CheckpointConfig
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.evaluation import EvaluationConfig
@@ -45,8 +46,8 @@ class TrainConfig(Section):
 
     def data_prefixes(self) -> list[tuple[str, str]]:
         """Dotted key and prefix of every dataset."""
-        named = [key for key in BLEND_KEYS if getattr(self.data, key)]
-        return [(f"data.{key}", part.prefix) for key in named for part in self.data.blend(key)]
+        named = [(f"data.{key}", getattr(self.data, key)) for key in BLEND_KEYS]
+        return [(key, part.prefix) for key, entries in named for part in parse_blend(key, entries)]
 
     def read_paths(self) -> list[tuple[str, str]]:
         """Dotted key and path of all else that the run reads."""

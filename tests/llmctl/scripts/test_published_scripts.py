@@ -25,6 +25,7 @@ from tests.llmctl.scripts.published_scripts import (
 from tests.rank_server import rank_context
 from tests.resume_torture import free_port
 from tests.waiting import HANG_S
+from trainer.config.blends import parse_blend
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config, load_config
 
@@ -110,7 +111,7 @@ def test_values_of_a_script_with_arguments_branches_and_a_here_document(tmp_path
 def test_the_first_run_of_a_script_loads_its_starting_checkpoint(tmp_path: Path) -> None:
     config = imported("tsubame_llama3_8b", tmp_path)
     assert config.checkpoint.load == "/data/hf-to-megatron/tp2-pp2" and config.checkpoint.no_load_optim
-    assert [part.prefix for part in config.data.blend("data_path")] == [
+    assert [part.prefix for part in parse_blend("data.data_path", config.data.data_path)] == [
         "/data/ja_wiki_text_document",
         "/data/en_wiki_text_document",
     ]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from trainer.config.blends import PATH_KEYS, BlendPart, parse_blend, path_entries
+from trainer.config.blends import PATH_KEYS, path_entries
 from trainer.config.sections.section import Section
 from trainer.config.tokenizer_keys import TokenizerKeys
 
@@ -67,8 +67,3 @@ class DataConfig(TokenizerKeys, Section):
     @classmethod
     def _split_into_entries(cls, value: Any) -> Any:
         return path_entries(value)
-
-    def blend(self, key: str) -> tuple[BlendPart, ...]:
-        """Datasets that the key ``key`` (``*data_path``) names, without those of weight 0."""
-        entries = getattr(self, key)
-        return tuple(part for part in parse_blend(f"data.{key}", entries) if part.weight != 0) if entries else ()

@@ -12,24 +12,26 @@ import hashlib
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from trainer.data.indexed.cache_entry import UNUSED_SECONDS, remove_older, write_entry
 
-MIN_BYTES = 4 << 20
-"""Smallest file with a cache entry; smaller files are read in a few milliseconds."""
 STEP_NS = 2_000_000_000
 """Resolution of the coarsest file-system clock (FAT)."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHECK_BYTES = 8
 
 
+@dataclass(frozen=True)
 class ChecksumCache:
     """Cache of results about files, in one folder; safe for concurrent processes."""
 
-    def __init__(self, folder: Path) -> None:
-        """Use ``folder``, which need not exist; without write permission nothing is kept."""
-        self._folder = folder
+    folder: Path
+    """Need not exist; without write permission nothing is kept."""
+    MIN_BYTES: ClassVar[int] = 4 << 20
+    """Smallest file with a cache entry; smaller files are read in a few milliseconds."""
 
     def recall(self, file: Path, what: str) -> bytes | None:
         """Return the result kept under the key ``what`` for ``file``.
@@ -38,7 +40,7 @@ class ChecksumCache:
         """
         with suppress(OSError):
             status = file.stat()
-            if status.st_size >= MIN_BYTES:
+            if status.st_size >= self.MIN_BYTES:
                 place = self._place(file, status, what)
                 kept = place.read_bytes()
                 found = kept[_CHECK_BYTES:]
@@ -54,14 +56,14 @@ class ChecksumCache:
             status = file.stat()
             changed = max(status.st_mtime_ns, status.st_ctime_ns)
             is_settled = _identity(before) == _identity(status) and time.time_ns() - changed > STEP_NS
-            if is_settled and status.st_size >= MIN_BYTES:
+            if is_settled and status.st_size >= self.MIN_BYTES:
                 place = self._place(file, status, what)
                 write_entry(place, lambda entry: entry.write(_sealed(place, found)))
-                remove_older(self._folder, "*.known", UNUSED_SECONDS)
+                remove_older(self.folder, "*.known", UNUSED_SECONDS)
 
     def _place(self, file: Path, status: os.stat_result, what: str) -> Path:
         asked = f"{what} {file.absolute()} {_identity(status)} {_BOOT.read_text()}"
-        return self._folder / f"{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}.known"
+        return self.folder / f"{hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()}.known"
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

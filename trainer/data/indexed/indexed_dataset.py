@@ -5,6 +5,7 @@ trainer.data.indexed.index_format describes the format.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,12 @@ from trainer.data.errors import DataError
 from trainer.data.indexed.checksum_cache import ChecksumCache
 from trainer.data.indexed.index_format import CHUNK, DTYPES, FLOATS, HEADER, MAGIC, VERSION, files_of
 from trainer.data.indexed.mapped_file import ArrayFile, map_file
+
+MARKS = 5
+"""Number of places of a dataset whose tokens are compared, from the first to the last. Another file differs in all of
+them, and the check of thousands of files takes a moment."""
+MARK_TOKENS = 64
+"""Number of tokens compared at each place."""
 
 
 class IndexedDataset:
@@ -64,6 +71,10 @@ class IndexedDataset:
             )
         self.dtype = dtype
         self._tokens: ArrayFile | None = ArrayFile(self._bin, dtype)
+        self.token_count = size // dtype.itemsize
+        """Number of tokens in all sequences."""
+        self.document_count = documents - 1
+        """Number of documents, including empty ones."""
         try:
             index = map_file(self._idx, np.dtype("u1"))
         except OSError:
@@ -103,12 +114,30 @@ class IndexedDataset:
 
     def remembered(self, what: str, work: Callable[[], bytes]) -> bytes:
         """Result of ``work``, from the cache if present; depends only on the tables."""
-        found = None if self._checksums is None else self._checksums.recall(self._idx, what)
+        if self._checksums is None or self._status.st_size < self._checksums.MIN_BYTES:
+            return work()
+        found = self._checksums.recall(self._idx, what)
         if found is None:
             found = work()
-            if self._checksums is not None:
-                self._checksums.keep(self._idx, self._status, what, found)
+            self._checksums.keep(self._idx, self._status, what, found)
         return found
+
+    def lengths_digest(self) -> str:
+        """Digest of all sequence lengths: 0.5 s for 10^8 of them, without reading the tokens."""
+
+        def compute() -> bytes:
+            return hashlib.blake2b(np.ascontiguousarray(self.sequence_lengths, "<i4").data, digest_size=12).digest()
+
+        return self.remembered("digest of lengths", compute).hex()
+
+    def marks_digest(self) -> str:
+        """Digest of a few tokens, which detects another file with equal lengths."""
+        length = min(MARK_TOKENS, self.token_count)
+        last = self.token_count - length
+        starts = np.array([last * number // (MARKS - 1) for number in range(MARKS)])
+        marks = np.empty(MARKS * length, "<i8")
+        self.read_ranges_into(starts, np.full(MARKS, length), marks)
+        return hashlib.blake2b(marks.data, digest_size=8).hexdigest()
 
     def _check_tables(self) -> bytes:
         self._check_offsets()
@@ -151,16 +180,6 @@ class IndexedDataset:
     def __len__(self) -> int:
         """Number of sequences; for GPT data a sequence is a non-empty document."""
         return len(self.sequence_lengths)
-
-    @property
-    def document_count(self) -> int:
-        """Number of documents, including empty ones."""
-        return len(self.document_indices) - 1
-
-    @property
-    def token_count(self) -> int:
-        """Number of tokens in all sequences."""
-        return len(self._open_tokens())
 
     def first_token(self, sequence: int) -> int:
         """Start of ``sequence`` in the token stream; for ``len(self)`` the length of the stream."""

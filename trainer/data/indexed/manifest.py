@@ -84,9 +84,10 @@ class Manifest:
         Raises:
             DataError: the tokens differ.
         """
-        if self.eod is not None and tokenizer.eod is not None and tokenizer.eod != self.eod:
+        eod = tokenizer.eod
+        if None not in (self.eod, eod) and eod != self.eod:
             raise DataError(
-                f"{prefix}: documents end with token {self.eod}, but {name} ends them with {tokenizer.eod}; set "
+                f"{prefix}: documents end with token {self.eod}, but {name} ends them with {eod}; set "
                 f"data.eod_token to the text of token {self.eod}, or prepare the data again"
             )
 
@@ -98,7 +99,11 @@ class Manifest:
         Raises:
             DataError: the number of documents, sequences or tokens differs.
         """
-        found = {"documents": tokens.document_count, "sequences": len(tokens), "tokens": tokens.token_count}
+        found = {
+            "documents": tokens.document_count,
+            "sequences": len(tokens.sequence_lengths),
+            "tokens": tokens.token_count,
+        }
         wrong = [
             f"{getattr(self, name):,} {name} (there are {n:,})" for name, n in found.items() if n != getattr(self, name)
         ]

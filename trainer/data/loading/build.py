@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.config.sections.training import TrainingConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
-from trainer.data.loading.cache_folder import cache_folder
 from trainer.data.loading.loader import DEPTH
 from trainer.data.loading.masked_data import build_masked_data
 from trainer.data.loading.memory_limits import memory_limit
 from trainer.data.samples.batches import BatchShape, Sample, Samples, Split, TrainData
 from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
-from trainer.data.samples.continuation import ContinuedDatasets, DatasetRecord, lengths_digest, marks_digest, shares_of
+from trainer.data.samples.continuation import ContinuedDatasets, DatasetRecord
 from trainer.data.samples.gpt_dataset import GPTDataset
 from trainer.data.samples.index_cache import EpochIndexCache
 from trainer.data.samples.mock import DEFAULT_VOCAB_SIZE, MOCK_NOTE, MockDataset
 from trainer.data.samples.sample_packing import PackedDataset
-from trainer.data.samples.sources import SPLITS, Source, document_rules, open_blends, vocabulary
+from trainer.data.samples.sources import SPLITS, OpenData, Source, document_rules, open_data, vocabulary
 from trainer.data.streaming.stream import open_stream
 
 SURPLUS = 0.005
@@ -44,15 +44,13 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
     Raises:
         DataError: files are missing or damaged, their tokens do not fit the model, or there are too few tokens.
     """
-    training = config.training
-    shape = BatchShape(
-        training.micro_batch_size, config.global_batch_size(dp), training.seq_length, dp=dp, dp_rank=dp_rank
-    )
+    training, step = config.training, config.global_batch_size(dp)
+    shape = BatchShape(training.micro_batch_size, step, training.seq_length, dp=dp, dp_rank=dp_rank)
     if config.model.architecture != "decoder":
-        requested = {split: samples_of_run(config, split, dp) for split in SPLITS}
+        requested = {split: samples_of_run(training, split, step) for split in SPLITS}
         return build_masked_data(config, shape, requested, run_dir)
     if config.data.mock_data:
-        document_rules(config, [])
+        document_rules(config, (), None)
         vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE
         return TrainData(
             {
@@ -65,24 +63,70 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
         )
     if config.data.streaming:
         return _streamed(config, shape)
-    blends = open_blends(config)
-    every = [source for sources in blends.values() for source in sources]
-    vocab_size = vocabulary(config, every)
-    packs = config.data.sample_packing
+    return _prepared(config, shape, open_data(config, run_dir))
+
+
+def _prepared(config: TrainConfig, shape: BatchShape, opened: OpenData) -> TrainData:
+    sources, training, packs = opened.sources, config.training, config.data.sample_packing
+    vocab_size = vocabulary(config, sources, opened.tokenizer)
+    # Packed samples have separate attention and positions per document anyway.
+    rules = None if packs else document_rules(config, sources, opened.tokenizer)
+    numbers = {split: samples_of_run(training, split, shape.global_batch_size) for split in opened.blends}
+    parts = _open_datasets(config, opened.blends, numbers)
     samples: dict[Split, Samples] = {}
     order: ContinuedDatasets[Sample] | None = None
     notes: list[str] = []
-    for split, sources in blends.items():
-        part = _SplitBuilder(config, split, dp, run_dir).build(sources)
-        notes += part.notes
-        if part.samples is not None:
-            samples[split] = part.samples
-        order = order or part.order
-    if training.eval_iters and "valid" not in blends:
+    for split, number in numbers.items():
+        built = _SplitBuilder(config, split, number).build(parts[split])
+        notes += built.notes
+        if built.samples is not None:
+            samples[split] = built.samples
+        order = order or built.order
+    if training.eval_iters and "valid" not in opened.blends:
         notes.append("no evaluation during training: there is no valid split")
-    # Packed samples have separate attention and positions per document anyway.
-    rules = None if packs else document_rules(config, every)
     return TrainData(samples, vocab_size, shape, rules, tuple(notes), masks_loss=packs, order=order)
+
+
+def _open_datasets(
+    config: TrainConfig, blends: Mapping[Split, Sequence[Source]], numbers: Mapping[Split, int]
+) -> dict[Split, list[Part]]:
+    """Datasets of each split, of which the run takes the ``numbers`` of samples.
+
+    Raises:
+        DataError: the order of a dataset needs too much memory, or no document has the form that the config asks for.
+    """
+    training, data = config.training, config.data
+    parts: dict[Split, list[Part]] = {split: [] for split in blends}
+    sizes = {split: _megatron_sizes(config, sources, numbers[split]) for split, sources in blends.items()}
+    for split, sources in blends.items():
+        for source, size in zip(sources, sizes[split], strict=True):
+            tokens, sequences, length, seed = source.tokens, source.sequences, training.seq_length, training.seed
+            if data.sample_packing:
+                try:
+                    packed = PackedDataset(tokens, sequences, length, seed, data.answer_only_loss)
+                except DataError as error:
+                    raise DataError(f"{source.key}: {error}") from None
+                parts[split].append((source, packed))
+                continue
+            prepared = tokens.prefix.parent / "cache"
+            cache = None if source.cache is None else EpochIndexCache(source.cache, prepared)
+            dataset = GPTDataset(tokens, sequences, length, seed, cache, size)
+            if size is not None:
+                _check_memory(source, dataset)
+            parts[split].append((source, dataset))
+    return parts
+
+
+def _megatron_sizes(config: TrainConfig, sources: Sequence[Source], number: int) -> list[int | None]:
+    """Number of samples of each source in Megatron-LM's order of the run; None: shuffle each epoch separately."""
+    weights = [source.weight for source in sources if source.weight is not None]
+    if config.data.sample_order != "megatron":
+        return [None] * len(sources)
+    if len(sources) == 1 and (sources[0].key != "data.data_path" or not weights):
+        return [number]
+    if not weights:
+        return [None] * len(sources)
+    return [math.ceil(math.ceil(number * share) * (1 + SURPLUS)) for share in normalized(weights)]
 
 
 def _streamed(config: TrainConfig, shape: BatchShape) -> TrainData:
@@ -92,9 +136,9 @@ def _streamed(config: TrainConfig, shape: BatchShape) -> TrainData:
 
     # Prefetched batches, the current batch and the previous one.
     stream, tokenizer, notes = open_stream(config, (DEPTH + 2) * shape.global_batch_size, say)
-    vocab_size = vocabulary(config, [])
+    vocab_size = vocabulary(config, (), tokenizer)
     assert tokenizer.vocab_size <= vocab_size
-    return TrainData(stream.samples, vocab_size, shape, document_rules(config, []), notes, stream=stream)
+    return TrainData(stream.samples, vocab_size, shape, document_rules(config, (), tokenizer), notes, stream=stream)
 
 
 @dataclass(frozen=True)
@@ -111,42 +155,40 @@ class BuiltSplit:
 class _SplitBuilder:
     """Builds the samples of one split from its datasets."""
 
-    def __init__(self, config: TrainConfig, split: Split, dp: int, run_dir: Path | None) -> None:
+    def __init__(self, config: TrainConfig, split: Split, num_samples: int) -> None:
         self._config = config
         self._split = split
-        self._num_samples = samples_of_run(config, split, dp)
-        self._run_dir = run_dir
+        self._num_samples = num_samples
 
-    def build(self, sources: Sequence[Source]) -> BuiltSplit:
-        """Build the samples of ``sources``: a blend, or a single dataset.
+    def build(self, parts: Sequence[Part]) -> BuiltSplit:
+        """Build the samples of ``parts``: a blend, or a single dataset.
 
         Raises:
             DataError: a required dataset is too short for a sample.
         """
-        parts = [(source, self._dataset(source, requested)) for source, requested in self._megatron_sizes(sources)]
         filled = [(source, dataset) for source, dataset in parts if dataset.has_samples]
         notes = [self._too_long(parts), self._too_short(parts)]
         if not filled:
             return BuiltSplit(None, _said(notes))
-        datasets = [dataset for _, dataset in filled]
-        weights = self._weights(filled)
-        if len(sources) > 1:
+        datasets, folder = [dataset for _, dataset in filled], parts[0][0].cache
+        shares = [1.0]
+        if len(parts) > 1:
+            weights = self._weights(filled)
             notes.append(self._repeats(filled, weights))
-        folder = self._cache_folder(sources[0].tokens.prefix)
+            shares = normalized(weights)
         if self._split == "train":
-            shares = shares_of(weights)
             records = [self._record(part, share) for part, share in zip(filled, shares, strict=True)]
             train: ContinuedDatasets[Sample] = ContinuedDatasets(records, datasets, folder)
             return BuiltSplit(train, _said(notes), train)
-        if len(sources) == 1:
+        if len(parts) == 1:
             return BuiltSplit(datasets[0], _said(notes))
-        return BuiltSplit(BlendedDataset(datasets, BlendOrder(normalized(weights), folder)), _said(notes))
+        return BuiltSplit(BlendedDataset(datasets, BlendOrder(shares, folder)), _said(notes))
 
     def _record(self, part: Part, share: float) -> DatasetRecord:
         source, dataset = part
         return DatasetRecord(
             prefix=str(source.tokens.prefix.absolute()),
-            lengths=lengths_digest(source.tokens),
+            lengths=source.tokens.lengths_digest(),
             bin_sha256=None if source.manifest is None else source.manifest.bin_sha256,
             sequences=(source.sequences.start, source.sequences.stop),
             seq_length=self._config.training.seq_length,
@@ -154,46 +196,13 @@ class _SplitBuilder:
             order=dataset.order,
             eod=None if source.manifest is None else source.manifest.eod,
             share=share,
-            marks=marks_digest(source.tokens),
+            marks=source.tokens.marks_digest(),
         )
 
     def _weights(self, parts: Sequence[Part]) -> list[float]:
         # Megatron-LM normalizes given weights before the blend normalizes them again, which affects rounding.
         given = [source.weight for source, _ in parts if source.weight is not None]
         return normalized(given) if given else [dataset.samples_per_epoch for _, dataset in parts]
-
-    def _megatron_sizes(self, sources: Sequence[Source]) -> list[tuple[Source, int | None]]:
-        """Sources with the number of samples of Megatron-LM's order; None: shuffle each epoch separately."""
-        requested = self._num_samples
-        weights = [source.weight for source in sources if source.weight is not None]
-        is_own = sources[0].key != "data.data_path"
-        if self._config.data.sample_order != "megatron":
-            return [(source, None) for source in sources]
-        if len(sources) == 1 and (is_own or not weights):
-            return [(sources[0], requested)]
-        if not weights:
-            return [(source, None) for source in sources]
-        sizes = [math.ceil(math.ceil(requested * share) * (1 + SURPLUS)) for share in normalized(weights)]
-        return list(zip(sources, sizes, strict=True))
-
-    def _dataset(self, source: Source, num_samples: int | None) -> Dataset:
-        training, data = self._config.training, self._config.data
-        if data.sample_packing:
-            try:
-                return PackedDataset(
-                    source.tokens, source.sequences, training.seq_length, training.seed, data.answer_only_loss
-                )
-            except DataError as error:
-                raise DataError(f"{source.key}: {error}") from None
-        folder = self._cache_folder(source.tokens.prefix)
-        cache = EpochIndexCache(folder, source.tokens.prefix.parent / "cache") if folder is not None else None
-        dataset = GPTDataset(source.tokens, source.sequences, training.seq_length, training.seed, cache, num_samples)
-        if num_samples is not None:
-            _check_memory(source, dataset)
-        return dataset
-
-    def _cache_folder(self, prefix: Path) -> Path | None:
-        return cache_folder(self._config.data, prefix, self._run_dir)
 
     def _too_long(self, parts: Sequence[Part]) -> str | None:
         """Note about skipped documents; None: no document is skipped."""
@@ -272,16 +281,18 @@ def _check_memory(source: Source, dataset: GPTDataset) -> None:
         )
 
 
-def samples_of_run(config: TrainConfig, split: Split, dp: int) -> int:
-    """Number of samples of a split in a run by Megatron-LM's rule (get_train_valid_test_num_samples)."""
-    training = config.training
+def samples_of_run(training: TrainingConfig, split: Split, step: int) -> int:
+    """Number of samples of a split in a run by Megatron-LM's rule (get_train_valid_test_num_samples).
+
+    ``step`` is the number of samples per iteration.
+    """
     if split == "train":
         iterations = training.train_iters
     elif split == "valid":
         iterations = (training.train_iters // training.eval_interval + 1) * training.eval_iters
     else:
         iterations = training.eval_iters
-    return iterations * config.global_batch_size(dp)
+    return iterations * step
 
 
 def _said(notes: Sequence[str | None]) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
-from trainer.data.loading.cache_folder import cache_folder
 from trainer.data.masked.bert_batches import join_bert
 from trainer.data.masked.bert_dataset import BertDataset
 from trainer.data.masked.masking import MaskingRules
@@ -21,9 +20,7 @@ from trainer.data.samples.batches import BatchShape, Split, TrainData
 from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
 from trainer.data.samples.micro_batch import MicroBatch
 from trainer.data.samples.mock import DEFAULT_VOCAB_SIZE, MOCK_NOTE
-from trainer.data.samples.sources import SPLITS, Source, open_blends, vocabulary
-from trainer.data.tokenizers.factory import load_tokenizer
-from trainer.data.tokenizers.settings import settings_of
+from trainer.data.samples.sources import SPLITS, Source, open_data, vocabulary
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
 S = TypeVar("S")
@@ -100,20 +97,20 @@ def build_masked_data(
         join = partial(join_bert, has_order=config.model.bert_binary_head)
     if config.data.mock_data:
         return _mock(config, shape, join)
-    if not settings_of(config.data, config.model.vocab_size).is_set:
+    opened = open_data(config, run_dir)
+    blends, tokenizer = opened.blends, opened.tokenizer
+    if tokenizer is None:
         raise DataError(
             "data.tokenizer_model: is unset, but masking needs the tokenizer of the data; name it, or data.vocab_file"
         )
-    tokenizer = load_tokenizer(config.data, config.model.vocab_size)
-    blends = open_blends(config)
-    vocab_size = vocabulary(config, [source for sources in blends.values() for source in sources])
+    vocab_size = vocabulary(config, opened.sources, tokenizer)
     samples: dict[Split, MaskedSamples[Any]] = {}
     notes = []
     for split, sources in blends.items():
         requested = num_samples[split] if config.data.sample_order == "megatron" else None
         try:
-            opened = [_samples_of(config, source, tokenizer, requested, run_dir) for source in sources]
-            samples[split] = _blended(config, sources, opened, run_dir)
+            datasets = [_samples_of(config, source, tokenizer, requested) for source in sources]
+            samples[split] = _blended(config, sources, datasets)
         except DataError as error:
             if split == "train":
                 raise
@@ -139,11 +136,11 @@ def _mock(config: TrainConfig, shape: BatchShape, join: Callable[[Sequence[Any],
 
 
 def _samples_of(
-    config: TrainConfig, source: Source, tokenizer: Tokenizer, num_samples: int | None, run_dir: Path | None
+    config: TrainConfig, source: Source, tokenizer: Tokenizer, num_samples: int | None
 ) -> SizedSamples[Any]:
     training, data, tokens = config.training, config.data, source.tokens
     documents, length, seed, short = _documents(source), training.seq_length, training.seed, data.short_seq_prob
-    cache = cache_folder(data, tokens.prefix, run_dir)
+    cache = source.cache
     try:
         if config.model.is_encoder_decoder:
             lengths = (length, training.decoder_seq_length)
@@ -163,9 +160,7 @@ def _documents(source: Source) -> range:
     return range(first, stop)
 
 
-def _blended(
-    config: TrainConfig, sources: Sequence[Source], opened: Sequence[SizedSamples[S]], run_dir: Path | None
-) -> MaskedSamples[S]:
+def _blended(config: TrainConfig, sources: Sequence[Source], opened: Sequence[SizedSamples[S]]) -> MaskedSamples[S]:
     """The samples of one dataset, or of several in the order of their weights or sizes."""
     if len(opened) == 1:
         return opened[0]
@@ -175,5 +170,5 @@ def _blended(
             "here; set data.sample_order to stable"
         )
     given = [source.weight for source in sources if source.weight is not None]
-    folder = cache_folder(config.data, sources[0].tokens.prefix, run_dir)
-    return BlendedDataset(opened, BlendOrder(normalized(given or [float(len(one)) for one in opened]), folder))
+    shares = normalized(given or [float(len(one)) for one in opened])
+    return BlendedDataset(opened, BlendOrder(shares, sources[0].cache))

@@ -69,7 +69,7 @@ class BertDataset(SentenceSamples):
 
         Args:
             tokens: the open indexed dataset.
-            documents: documents of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
+            documents: documents of the split (trainer.data.samples.sources.split_sequences of their number).
             seq_length: tokens of a sample, including special tokens and padding; 5 to MAX_TOKENS.
             seed: seed of the order; sample i draws with seed + i.
             pieces: the tokenizer that made ``tokens``.

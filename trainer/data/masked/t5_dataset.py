@@ -69,7 +69,7 @@ class T5Dataset(SentenceSamples):
 
         Args:
             tokens: the open indexed dataset.
-            documents: documents of the split (trainer.data.samples.gpt_dataset.split_sequences of their number).
+            documents: documents of the split (trainer.data.samples.sources.split_sequences of their number).
             encoder_seq_length: tokens of the encoder; 4 to MAX_TOKENS.
             decoder_seq_length: tokens of the decoder; 1 to MAX_TOKENS.
             seed: seed of the order; sample i draws with seed + i.

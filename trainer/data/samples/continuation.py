@@ -9,7 +9,6 @@ would reorder the samples of a dataset is refused.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,18 +18,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from trainer.data.errors import DataError
-from trainer.data.indexed.indexed_dataset import IndexedDataset
-from trainer.data.samples.blend import BlendOrder, Numbered, normalized
+from trainer.data.samples.blend import BlendOrder, Numbered
 from trainer.data.samples.windows import Numbers, Tokens, read_blended, read_windows
 
 T_co = TypeVar("T_co", covariant=True)
 MAX_NAMED = 3
 """Largest number of datasets named in a line."""
-MARKS = 5
-"""Number of places of a dataset whose tokens are compared, from the first to the last. Another file differs in all of
-them, and the check of thousands of files takes a moment."""
-MARK_TOKENS = 64
-"""Number of tokens compared at each place."""
 _MOST_DRAWN = 1 << 62
 
 
@@ -71,24 +64,6 @@ class DatasetRecord:
         if self.bin_sha256 is None or other.bin_sha256 is None:
             return Path(self.prefix).name == Path(other.prefix).name
         return self.bin_sha256 == other.bin_sha256
-
-
-def lengths_digest(tokens: IndexedDataset) -> str:
-    """Digest of all sequence lengths: 0.5 s for 10^8 of them, without reading."""
-
-    def read() -> bytes:
-        lengths = np.ascontiguousarray(tokens.sequence_lengths, "<i4")
-        return hashlib.blake2b(lengths.data, digest_size=12).digest()
-
-    return tokens.remembered("digest of lengths", read).hex()
-
-
-def marks_digest(tokens: IndexedDataset) -> str:
-    """Digest of a few tokens, which detects another file with equal lengths."""
-    last = max(0, tokens.token_count - MARK_TOKENS)
-    starts = [last * number // (MARKS - 1) for number in range(MARKS)]
-    found = np.concatenate([tokens.read(start, min(start + MARK_TOKENS, tokens.token_count)) for start in starts])
-    return hashlib.blake2b(found.astype("<i8").data, digest_size=8).hexdigest()
 
 
 class ContinuedDatasets(Generic[T_co]):
@@ -195,11 +170,6 @@ def end_of_documents(state: Mapping[str, Any] | None) -> int | None:
     datasets = [] if state is None else state.get("datasets", [])
     ends = {entry.get("eod") for entry in datasets if entry.get("share")}
     return ends.pop() if len(ends) == 1 else None
-
-
-def shares_of(weights: Sequence[float]) -> list[float]:
-    """Share of each dataset of a blend; 1 for a single dataset."""
-    return normalized(weights) if len(weights) > 1 else [1.0]
 
 
 def _read_state(state: Mapping[str, Any], consumed_samples: int) -> tuple[int, list[DatasetRecord]]:

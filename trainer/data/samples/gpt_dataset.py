@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -22,19 +22,6 @@ Ranges = tuple[Numbers, Numbers]
 """Starts of token ranges in the file, and their lengths."""
 FEW_SAMPLES = 4
 """Below this number of samples a loop, 6 us per sample, beats the batched lookup, 27 us + 0.5 us per sample."""
-
-
-def split_sequences(count: int, shares: Sequence[float]) -> list[range]:
-    """Sequences of each split: contiguous, with bounds at ``int(round(cumulative share x count))``.
-
-    Megatron-LM's rule (megatron/core/datasets/blended_megatron_dataset_builder.py); for GPT data a sequence is a
-    non-empty document.
-    """
-    bounds, cumulative = [0], 0.0
-    for share in shares:
-        cumulative += share
-        bounds.append(int(round(cumulative * count)))
-    return [range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
 
 
 class GPTDataset:
@@ -70,24 +57,22 @@ class GPTDataset:
         self._lengths = tokens.sequence_lengths[sequences.start : sequences.stop]
         self._indexes: dict[int, EpochIndex] = {}
         self.token_count = tokens.first_token(sequences.stop) - tokens.first_token(sequences.start)
-        self.samples_per_epoch = samples_per_epoch(self.token_count, seq_length)
         self._together: Epochs | None = None
         if num_samples is not None and self.token_count:
             self._together = megatron_epochs(self.token_count, seq_length, num_samples)
         epochs = self._together.count if self._together is not None else 1
-        self.has_samples = samples_per_epoch(epochs * self.token_count, seq_length) > 0
+        self.has_samples = epochs * self.token_count > seq_length
         """True if there is any sample. Megatron-LM's order also joins epochs that are shorter than a sample."""
+        self.order = "each epoch shuffled by itself"
+        """Name of the order, without the seed; the same in both modes for a single epoch."""
+        if self._together is not None and self._together != Epochs():
+            apart = ", the last one apart" if self._together.separate_last else ""
+            self.order = f"{self._together.count} epochs shuffled together{apart}"
 
-    @property
-    def order(self) -> str:
-        """Name of the order, without the seed.
-
-        The name is the same in both modes for a single epoch.
-        """
-        if self._together is None or self._together == Epochs():
-            return "each epoch shuffled by itself"
-        apart = ", the last one apart" if self._together.separate_last else ""
-        return f"{self._together.count} epochs shuffled together{apart}"
+    @cached_property
+    def samples_per_epoch(self) -> int:
+        """Number of samples of one epoch."""
+        return samples_per_epoch(self.token_count, self._seq_length)
 
     @property
     def index_bytes(self) -> int:

@@ -18,10 +18,9 @@ import random
 import struct
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -73,21 +72,30 @@ class LengthsSummary:
         return cls(*SUMMARY.unpack(tokens.remembered(f"lengths {sequences.start} {sequences.stop}", read)))
 
 
+@dataclass
 class EpochIndexCache:
-    """Epoch indexes cached in one folder."""
+    """Epoch indexes cached in one folder.
 
-    def __init__(self, folder: Path, prepared: Path | None = None, smallest: int = SMALLEST_CACHED) -> None:
-        """Use ``folder`` for indexes of at least ``smallest`` documents and samples.
+    Attributes:
+        folder: folder of the entries, which need not exist.
+        prepared: folder whose entries are used too, but where nothing is written.
+        smallest: least number of documents and samples of an entry.
+    """
 
-        The folder need not exist. Entries in the folder ``prepared`` are used too, but nothing is written there.
-        """
-        self._folder = folder
-        self._places = (folder,) if prepared is None else (folder, prepared)
-        self._smallest = smallest
-        self._checksums = ChecksumCache(folder)
-        # A dataset reads one epoch, and possibly the last samples of the previous one.
-        self._in_use: deque[Path] = deque(maxlen=2)
-        self._touched = time.monotonic()
+    folder: Path
+    prepared: Path | None = None
+    smallest: int = SMALLEST_CACHED
+    _in_use: tuple[Path, ...] = ()
+    """Entries of one epoch, and possibly of the previous one."""
+    _touched: float = field(default_factory=time.monotonic)
+
+    @property
+    def _places(self) -> list[Path]:
+        return [folder for folder in (self.folder, self.prepared) if folder is not None]
+
+    @property
+    def _checksums(self) -> ChecksumCache:
+        return ChecksumCache(self.folder)
 
     def touch(self) -> None:
         """Mark the last two indexes as in use, once a day.
@@ -124,20 +132,20 @@ class EpochIndexCache:
         """
         summary = summary or LengthsSummary.of(lengths)
         shape, name = _shape_and_name(len(lengths), summary, seq_length, seed, epochs)
-        if sum(shape) < self._smallest:
+        if sum(shape) < self.smallest:
             return build_epoch_index(lengths, seq_length, seed, epochs)
         for folder in self._places:
             found = self._found(folder / name, shape)
             if found is not None:
                 return found
-        entry = self._folder / name
+        entry = self.folder / name
         with ExitStack() as claim:
             try:
                 claim.enter_context(_claimed(entry))
             except OSError:
                 return build_epoch_index(lengths, seq_length, seed, epochs)
             # The process that held the claim may have written the entry.
-            _look_again(self._folder)
+            _look_again(self.folder)
             found = self._found(entry, shape)
             if found is not None:
                 return found
@@ -147,13 +155,13 @@ class EpochIndexCache:
                 # Pages of the file are shared with the other processes of the node; the built arrays are not.
                 shared = self._found(entry, shape, verify=False)
                 for pattern in ("*.index", "*.claim", "*.sole", ".*.index.*"):
-                    remove_older(self._folder, pattern, UNUSED_SECONDS)
+                    remove_older(self.folder, pattern, UNUSED_SECONDS)
         return shared or built
 
     def _found(self, entry: Path, shape: tuple[int, int], verify: bool = True) -> EpochIndex | None:
         found = _open(entry, shape, self._checksums, verify)
         if found is not None:
-            self._in_use.append(entry)
+            self._in_use = (*self._in_use[-1:], entry)
         return found
 
 

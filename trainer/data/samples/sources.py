@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.config.blends import BlendPart, parse_split
+from trainer.config.blends import BlendPart, parse_blend, parse_split
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
 from trainer.data.indexed.checksum_cache import ChecksumCache
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import Manifest, read_manifest
 from trainer.data.samples.batches import Packing, Split
-from trainer.data.samples.gpt_dataset import split_sequences
-from trainer.data.tokenizers.factory import load_tokenizer
+from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import settings_of
 from trainer.data.tokenizers.tokenizer import Tokenizer
 
@@ -30,17 +30,34 @@ class Source:
     tokens: IndexedDataset
     manifest: Manifest | None
     sequences: range
+    cache: Path | None
+    """Folder for what is computed about the dataset, which need not exist; None: no folder can be written."""
     weight: float | None = None
     """Weight in a blend, relative to the other datasets'; None: in proportion to its size."""
+
+
+@dataclass(frozen=True)
+class OpenData:
+    """Open datasets of a config."""
+
+    blends: dict[Split, tuple[Source, ...]]
+    """Datasets of each split that has a share."""
+    tokenizer: Tokenizer | None
+    """Tokenizer of the config; None: the config names none."""
+
+    @property
+    def sources(self) -> list[Source]:
+        """Datasets of all splits."""
+        return [source for sources in self.blends.values() for source in sources]
 
 
 def open_sources(config: TrainConfig) -> dict[Split, Source]:
     """Open the dataset of each split, for callers that support one dataset per split.
 
     Raises:
-        DataError: as in open_blends, or a split is a blend of several datasets.
+        DataError: as in open_data, or a split is a blend of several datasets.
     """
-    return {split: single_source(sources) for split, sources in open_blends(config).items()}
+    return {split: single_source(sources) for split, sources in open_data(config).blends.items()}
 
 
 def single_source(sources: tuple[Source, ...]) -> Source:
@@ -57,8 +74,12 @@ def single_source(sources: tuple[Source, ...]) -> Source:
     return sources[0]
 
 
-def open_blends(config: TrainConfig) -> dict[Split, tuple[Source, ...]]:
+def open_data(config: TrainConfig, run_dir: Path | None = None) -> OpenData:
     """Open the datasets of each split with a share and a weight above 0.
+
+    Args:
+        config: the run's config.
+        run_dir: parent of the cache if the data's folder is read-only; None: no cache then.
 
     Raises:
         DataError: the config names no data, files are missing or damaged, or the data was tokenized with another
@@ -69,71 +90,97 @@ def open_blends(config: TrainConfig) -> dict[Split, tuple[Source, ...]]:
         raise DataError("data.streaming: is not supported here; name the prefix of an indexed dataset")
     if not (data.train_data_path or data.data_path):
         raise DataError("data.data_path: is unset; name the prefix of an indexed dataset, or set data.mock_data: true")
-    opener = _Opener(config)
+    settings = settings_of(data, config.model.vocab_size)
+    name, tokenizer = settings.name, open_tokenizer(settings) if settings.is_set else None
+    opener = _Opener(config, tokenizer, name, run_dir)
     if data.train_data_path:
-        named = {split: data.blend(f"{split}_data_path") for split in SPLITS}
+        keys = [(split, f"data.{split}_data_path", getattr(data, f"{split}_data_path")) for split in SPLITS]
         opened = {
-            split: tuple(opener.open(f"data.{split}_data_path", part) for part in parts)
-            for split, parts in named.items()
-            if parts
+            split: tuple(opener.open_all(key, parse_blend(key, entries))) for split, key, entries in keys if entries
         }
     else:
-        whole = [opener.open("data.data_path", part) for part in data.blend("data_path")]
-        shares = parse_split(data.split)
+        parts, shares = parse_blend("data.data_path", data.data_path), parse_split(data.split)
+        whole = opener.open_all("data.data_path", parts)
         by_documents = data.sample_packing or config.model.architecture != "decoder"
-        parts_of = [_divide(source, shares, by_documents) for source in whole]
+        divided = [_divide(source, shares, by_documents) for source in whole]
         opened = {
-            split: tuple(replace(source, sequences=parts[place]) for source, parts in zip(whole, parts_of, strict=True))
+            split: tuple(replace(source, sequences=own[place]) for source, own in zip(whole, divided, strict=True))
             for place, (split, share) in enumerate(zip(SPLITS, shares, strict=True))
             if share
         }
-    check_same_tokenizer(source for sources in opened.values() for source in sources)
-    return opened
+    found = OpenData(opened, tokenizer)
+    check_same_tokenizer(found.sources)
+    return found
 
 
 class _Opener:
     """Opens each indexed dataset once for all splits."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        data = config.data
-        settings = settings_of(data, config.model.vocab_size)
-        self._tokenizer = load_tokenizer(data, config.model.vocab_size) if settings.is_set else None
-        self._tokenizer_name = settings.name
-        self._cache_path = data.data_cache_path
-        self._opened: dict[Path, tuple[IndexedDataset, Manifest | None]] = {}
+    def __init__(self, config: TrainConfig, tokenizer: Tokenizer | None, name: str, run_dir: Path | None) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer_name = name
+        self._cache_path = config.data.data_cache_path
+        self._run_dir = run_dir
+        self._opened: dict[Path, tuple[IndexedDataset, range, Manifest | None]] = {}
 
-    def open(self, key: str, part: BlendPart) -> Source:
-        """Open the whole dataset of ``part``."""
-        prefix = Path(part.prefix).expanduser()
-        try:
-            if prefix not in self._opened:
-                self._opened[prefix] = self._open(prefix)
-            tokens, manifest = self._opened[prefix]
-        except DataError as error:
-            raise DataError(f"{key}: {error}") from None
-        return Source(key, tokens, manifest, range(len(tokens)), part.weight)
+    def open_all(self, key: str, parts: Sequence[BlendPart]) -> list[Source]:
+        """Open the whole datasets of ``parts``, which ``key`` names."""
+        sources = []
+        for part in parts:
+            prefix = Path(part.prefix).expanduser()
+            try:
+                if prefix not in self._opened:
+                    self._opened[prefix] = self._open(prefix)
+                tokens, whole, manifest = self._opened[prefix]
+            except DataError as error:
+                raise DataError(f"{key}: {error}") from None
+            sources.append(Source(key, tokens, manifest, whole, self._cache_of(prefix), part.weight))
+        return sources
 
-    def _open(self, prefix: Path) -> tuple[IndexedDataset, Manifest | None]:
+    def _open(self, prefix: Path) -> tuple[IndexedDataset, range, Manifest | None]:
         folder = Path(self._cache_path).expanduser() if self._cache_path else prefix.parent / "cache"
-        tokens, manifest = IndexedDataset(prefix, ChecksumCache(folder)), read_manifest(prefix)
+        tokens = IndexedDataset(prefix, ChecksumCache(folder))
+        whole, manifest = range(len(tokens)), read_manifest(prefix)
         if manifest is not None:
             manifest.check_counts(tokens)
             if self._tokenizer is not None:
                 manifest.check_tokenizer(prefix, self._tokenizer, self._tokenizer_name)
                 manifest.check_end(prefix, self._tokenizer, self._tokenizer_name)
-        return tokens, manifest
+        return tokens, whole, manifest
+
+    def _cache_of(self, prefix: Path) -> Path | None:
+        """data.data_cache_path, or ``cache`` beside the dataset, or in the run directory if the former is read-only."""
+        if self._cache_path:
+            return Path(self._cache_path).expanduser()
+        beside = prefix.parent / "cache"
+        if os.access(beside if beside.is_dir() else prefix.parent, os.W_OK):
+            return beside
+        return self._run_dir / "cache" if self._run_dir else None
+
+
+def split_sequences(count: int, shares: Sequence[float]) -> list[range]:
+    """Sequences of each split: contiguous, with bounds at ``int(round(cumulative share x count))``.
+
+    Megatron-LM's rule (megatron/core/datasets/blended_megatron_dataset_builder.py); for GPT data a sequence is a
+    non-empty document.
+    """
+    bounds, cumulative = [0], 0.0
+    for share in shares:
+        cumulative += share
+        bounds.append(int(round(cumulative * count)))
+    return [range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
 
 
 def _divide(source: Source, shares: tuple[float, float, float], by_documents: bool) -> list[range]:
     """Sequences of each split; with ``by_documents`` divided at document bounds."""
     if not by_documents:
-        return split_sequences(len(source.tokens), shares)
+        return split_sequences(len(source.sequences), shares)
     entries = source.tokens.document_indices
     parts = split_sequences(source.tokens.document_count, shares)
     return [range(int(entries[part.start]), int(entries[part.stop])) for part in parts]
 
 
-def check_same_tokenizer(sources: Iterable[Source]) -> None:
+def check_same_tokenizer(sources: Sequence[Source]) -> None:
     """Refuse to mix data of different tokenizers.
 
     Raises:
@@ -153,16 +200,18 @@ def check_same_tokenizer(sources: Iterable[Source]) -> None:
             )
 
 
-def vocabulary(config: TrainConfig, sources: Iterable[Source]) -> int:
+def vocabulary(config: TrainConfig, sources: Sequence[Source], tokenizer: Tokenizer | None) -> int:
     """Vocabulary size: number of token ids, without padding.
 
     Raises:
         DataError: the size is unknown, or model.vocab_size is smaller than the tokenizer's.
     """
-    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
-    known = [manifest.vocab_size for manifest in manifests] + ([tokenizer.vocab_size] if tokenizer else [])
+    known = [source.manifest.vocab_size for source in sources if source.manifest is not None]
     # A NullTokenizer's vocab_size excludes the end-of-document token, as in Megatron-LM.
-    wanted = None if config.data.tokenizer_type == "NullTokenizer" else config.model.vocab_size
+    by_numbers = config.data.tokenizer_type == "NullTokenizer"
+    wanted = None if by_numbers else config.model.vocab_size
+    if tokenizer is not None and (by_numbers or not known):
+        known.append(tokenizer.vocab_size)
     vocab_size = wanted or (max(known) if known else None)
     if vocab_size is None:
         raise DataError(
@@ -176,7 +225,7 @@ def vocabulary(config: TrainConfig, sources: Iterable[Source]) -> int:
     return vocab_size
 
 
-def document_rules(config: TrainConfig, sources: Sequence[Source]) -> Packing | None:
+def document_rules(config: TrainConfig, sources: Sequence[Source], tokenizer: Tokenizer | None) -> Packing | None:
     """Document rules of the config for ``sources``; None: no rules.
 
     Raises:
@@ -202,14 +251,13 @@ def document_rules(config: TrainConfig, sources: Sequence[Source]) -> Packing | 
             f"but those of {second.tokens.prefix} with {other}; prepare one of the two again with the other's "
             "--eod-token"
         )
-    manifests, tokenizer = _manifests_and_tokenizer(config, sources)
     without = next((source for source in sources if source.manifest is None), None)
-    if manifests and without is not None and not settings_of(data, config.model.vocab_size).is_set:
+    if ends and without is not None and tokenizer is None:
         raise DataError(
             f"data.{asked[0]}: {without.tokens.prefix} has no manifest with its end-of-document token, unlike others "
             "of the blend; set data.tokenizer_model to the tokenizer of both, or prepare it again"
         )
-    eod = next((manifest.eod for manifest in manifests), tokenizer.eod if tokenizer else None)
+    eod = next(iter(ends)) if ends else tokenizer.eod if tokenizer else None
     if eod is None:
         remedy = "prepare the data with --append-eod" + (" and --eod-token" if tokenizer else "")
         raise DataError(
@@ -217,12 +265,3 @@ def document_rules(config: TrainConfig, sources: Sequence[Source]) -> Packing | 
             + (remedy if tokenizer else f"set data.tokenizer_model, or {remedy}")
         )
     return Packing(eod, data.eod_mask_loss, data.reset_attention_mask, data.reset_position_ids)
-
-
-def _manifests_and_tokenizer(config: TrainConfig, sources: Iterable[Source]) -> tuple[list[Manifest], Tokenizer | None]:
-    """Manifests of the sources, and the tokenizer if the manifests are not sufficient."""
-    manifests = [source.manifest for source in sources if source.manifest is not None]
-    by_numbers = config.data.tokenizer_type == "NullTokenizer"
-    if by_numbers or (not manifests and settings_of(config.data, config.model.vocab_size).is_set):
-        return manifests, load_tokenizer(config.data, config.model.vocab_size)
-    return manifests, None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config.blends import BlendPart, parse_split
+from trainer.config.blends import parse_blend, parse_split
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
 from trainer.data.prepare.inputs import find_inputs
@@ -182,13 +182,13 @@ def _parts(config: TrainConfig, reading: Reading) -> list[tuple[Split, Pieces, S
     data, seed = config.data, config.training.seed
     if data.train_data_path:
         return [
-            (split, _open(f"data.{split}_data_path", data.blend(f"{split}_data_path"), reading, seed), Share())
+            (split, _open(f"data.{split}_data_path", getattr(data, f"{split}_data_path"), reading, seed), Share())
             for split in SPLITS
             if getattr(data, f"{split}_data_path")
         ]
     if not data.data_path:
         raise DataError("data.data_path: is unset; name the text files to stream")
-    pieces = _open("data.data_path", data.blend("data_path"), reading, seed)
+    pieces = _open("data.data_path", data.data_path, reading, seed)
     return [
         (split, pieces, share)
         for split, share in zip(SPLITS, shares_of(parse_split(data.split)), strict=True)
@@ -196,9 +196,9 @@ def _parts(config: TrainConfig, reading: Reading) -> list[tuple[Split, Pieces, S
     ]
 
 
-def _open(key: str, parts: Sequence[BlendPart], reading: Reading, seed: int) -> Pieces:
+def _open(key: str, entries: Sequence[str], reading: Reading, seed: int) -> Pieces:
     try:
-        files = find_inputs([part.prefix for part in parts])
+        files = find_inputs([part.prefix for part in parse_blend(key, entries)])
         large = [file for file in files if file.kind == "text" and file.size > _LARGEST_DOCUMENT]
         if large and reading.text_document == "file":
             raise DataError(

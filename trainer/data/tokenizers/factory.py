@@ -45,8 +45,6 @@ def load_tokenizer(data: DataConfig, vocab_size: int | None = None) -> Tokenizer
     Raises:
         DataError: no tokenizer is named, or the tokenizer cannot be used.
     """
-    if data.tokenizer_type == "NullTokenizer" and vocab_size is None:
-        raise DataError("data.tokenizer_type: NullTokenizer needs model.vocab_size; set it")
     settings = settings_of(data, vocab_size)
     if not settings.is_set:
         raise DataError(f"data.tokenizer_model: is unset; {_REMEDY}")
@@ -65,7 +63,10 @@ def open_tokenizer(settings: TokenizerSettings) -> Tokenizer:
         raise DataError(f"tokenizer_type: {kind!r} is not available; valid are {', '.join(TOKENIZER_TYPES)}")
     if kind == "NullTokenizer":
         if settings.vocab_size is None or not 1 <= settings.vocab_size < _MOST_IDS:
-            raise DataError(f"vocab_size: NullTokenizer needs it, from 1 to {_MOST_IDS - 1}")
+            raise DataError(
+                f"tokenizer_type: NullTokenizer needs model.vocab_size (here --vocab-size), from 1 to {_MOST_IDS - 1}; "
+                "set it"
+            )
         return NullTokenizer(settings.vocab_size)
     if not settings.is_set:
         raise DataError(f"tokenizer_model: is unset; {_REMEDY}")

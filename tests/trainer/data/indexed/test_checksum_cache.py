@@ -22,7 +22,7 @@ from trainer.data.samples.index_cache import EpochIndexCache, LengthsSummary
 
 @pytest.fixture(autouse=True)
 def files_are_large_and_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(ChecksumCache, "MIN_BYTES", 1)
     monkeypatch.setattr(checksum_cache, "STEP_NS", -1)
 
 

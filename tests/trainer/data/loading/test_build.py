@@ -22,7 +22,7 @@ from trainer.data.samples.batches import TrainData
 from trainer.data.samples.gpt_dataset import GPTDataset
 from trainer.data.samples.index_cache import EpochIndexCache
 from trainer.data.samples.micro_batch import MicroBatch
-from trainer.data.samples.sources import open_blends, open_sources
+from trainer.data.samples.sources import open_data, open_sources
 from trainer.data.tokenizers.null import NullTokenizer
 
 MODEL = {"vocab_size": 1000}
@@ -167,7 +167,7 @@ def test_each_split_may_be_a_blend_of_its_own(folder: Path) -> None:
 
 def test_callers_that_take_one_dataset_per_split_refuse_a_blend(folder: Path) -> None:
     asked = config({"data_path": f"1 {folder}/a 1 {folder}/b"}, model=MODEL)
-    assert [len(sources) for sources in open_blends(asked).values()] == [2, 2, 2]
+    assert [len(sources) for sources in open_data(asked).blends.values()] == [2, 2, 2]
     with pytest.raises(DataError, match="data.data_path: is a blend of 2 datasets, .* such as .*/a"):
         open_sources(asked)
 
@@ -214,7 +214,11 @@ def test_a_cached_order_takes_no_memory(folder: Path, monkeypatch: pytest.Monkey
 
 def test_samples_of_a_run_are_counted_as_megatron_counts() -> None:
     asked = config({"mock_data": True}, train_iters=25, eval_interval=10, eval_iters=4)
-    assert [samples_of_run(asked, split, 2) for split in ("train", "valid", "test")] == [25 * 8, 3 * 4 * 8, 4 * 8]
+    assert [samples_of_run(asked.training, split, 8) for split in ("train", "valid", "test")] == [
+        25 * 8,
+        3 * 4 * 8,
+        4 * 8,
+    ]
 
 
 def check_packed(batch: MicroBatch) -> None:

@@ -26,7 +26,7 @@ from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.masked.bert_dataset import BertDataset, BertSample
 from trainer.data.masked.masking import MaskingRules
-from trainer.data.samples.gpt_dataset import split_sequences
+from trainer.data.samples.sources import split_sequences
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.words import words_by_prefix
 

@@ -30,7 +30,7 @@ from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.masked.masking import MaskingRules
 from trainer.data.masked.t5_dataset import T5Dataset, T5Sample
-from trainer.data.samples.gpt_dataset import split_sequences
+from trainer.data.samples.sources import split_sequences
 from trainer.data.tokenizers.factory import open_tokenizer
 
 PARTS = {

@@ -17,7 +17,7 @@ from trainer.data.indexed.manifest import Manifest
 from trainer.data.loading.build import build_data
 from trainer.data.samples import blend
 from trainer.data.samples.batches import TrainData
-from trainer.data.samples.continuation import ContinuedDatasets, DatasetRecord, marks_digest
+from trainer.data.samples.continuation import ContinuedDatasets, DatasetRecord
 from trainer.distributed.mesh import ParallelMesh
 from trainer.process.progress import TrainingProgress
 from trainer.training.pretraining import _build_loader
@@ -227,11 +227,11 @@ def test_another_file_of_the_same_size_is_detected_by_some_of_its_tokens(tmp_pat
     tokens = [number % 50 for number in range(4000)]
     write(tmp_path / "a", [tokens])
     with IndexedDataset(tmp_path / "a") as whole:
-        marks = marks_digest(whole)
+        marks = whole.marks_digest()
     write(tmp_path / "b", [[*tokens[:place], 50, *tokens[place + 1 :]]])
     write(tmp_path / "short", [[1, 2, 3]])
     with IndexedDataset(tmp_path / "b") as edited, IndexedDataset(tmp_path / "short") as short:
-        assert marks_digest(edited) != marks != marks_digest(short)
+        assert edited.marks_digest() != marks != short.marks_digest()
 
 
 def test_the_training_loader_checks_the_data_before_it_reads(folder: Path) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.trainer.data.token_files import write
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.samples.epoch_index import EpochIndex, Epochs, build_epoch_index, megatron_epochs
-from trainer.data.samples.gpt_dataset import GPTDataset, split_sequences
+from trainer.data.samples.gpt_dataset import GPTDataset
 from trainer.data.samples.index_cache import EpochIndexCache
+from trainer.data.samples.sources import split_sequences
 
 LENGTHS = [3, 1, 9, 4, 4, 7, 12, 1, 1, 5]
 

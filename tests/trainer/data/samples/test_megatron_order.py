@@ -15,7 +15,8 @@ from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.loading.build import build_data
 from trainer.data.samples.blend import BlendOrder, normalized
 from trainer.data.samples.epoch_index import EpochIndex
-from trainer.data.samples.gpt_dataset import GPTDataset, split_sequences
+from trainer.data.samples.gpt_dataset import GPTDataset
+from trainer.data.samples.sources import split_sequences
 from trainer.planning.build_config import build_config
 
 VOCAB_SIZE = 1_000_000
