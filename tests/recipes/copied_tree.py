@@ -51,6 +51,12 @@ class CopiedTree:
         assert text.count(old) == 1, f"{path}: {old!r} occurs {text.count(old)} times; the recipe changes it"
         (self.root / path).write_text(text.replace(old, new), encoding="utf-8")
 
+    def change_all(self, path: str, old: str, new: str) -> None:
+        """Replace every occurrence of a text in a file, at least one."""
+        text = self.text(path)
+        assert old in text, f"{path}: {old!r} does not occur; the recipe changes it"
+        (self.root / path).write_text(text.replace(old, new), encoding="utf-8")
+
     def add_after(self, path: str, line: str, addition: str) -> None:
         """Add a text behind a line that occurs once in a file."""
         self.change(path, f"\n{line}\n", f"\n{line}\n{addition}\n")

@@ -100,7 +100,7 @@ def test_native_kernels_pass_their_self_tests(native_operation, dtype):
 
 def test_every_kernel_belongs_to_an_operation():
     assert registered_kernels().keys() == {name for names in KERNELS.values() for name in names}
-    assert {operation.name for operation in NATIVE} == {*KERNELS, "layer_norm"}
+    assert KERNELS.keys() == {one.name for one in NATIVE if "cuda" in one.implementations["native"].devices}
 
 
 BACKENDS = [
