@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbeds.slurm_conf import DATABASE, LOGIN, NETWORK, SLURM_CONF, SLURMDBD_CONF, USERS
+from tests.testbeds.hostile_users import LAB, USERS
+from tests.testbeds.slurm_conf import DATABASE, LOGIN, NETWORK, SLURM_CONF, SLURMDBD_CONF
 from tests.waiting import HANG_S, wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd", "ip", "nsenter", "setpriv")
@@ -200,7 +201,8 @@ class SlurmCluster:
         passwd = [f"{user}:x:{uid}:{uid}::/nonexistent:/bin/bash\n" for user, uid in USERS.items()]
         self._write("passwd", Path("/etc/passwd").read_text() + "".join(passwd))
         groups = [f"{user}:x:{uid}:\n" for user, uid in USERS.items()]
-        self._write("group", Path("/etc/group").read_text() + "".join(groups))
+        lab = f"lab:x:{LAB}:{','.join(USERS)}\n"
+        self._write("group", Path("/etc/group").read_text() + "".join(groups) + lab)
         self._write("plugstack.conf", "")
         self._write("cgroup.conf", "CgroupPlugin=cgroup/v1\n")
         names = f"n[1-{len(self.nodes)}]" if len(self.nodes) > 1 else "n1"

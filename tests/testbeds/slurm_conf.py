@@ -1,8 +1,6 @@
 """Configuration of the daemons of the test's Slurm cluster; slurm.conf(5), slurmdbd.conf(5)."""
 
 NETWORK = "10.98.1"
-USERS = {"alice": 61001, "bob": 61002, "carol": 61003}
-"""Users of the cluster besides root, by their numbers."""
 LOGIN = "login"
 
 SLURM_CONF = """\

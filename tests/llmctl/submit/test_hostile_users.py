@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from llmctl.cli.main import main
+from tests.testbeds.hostile_users import LAB, ROOTS, UMASKS, USERS, plant_supervisor, swap_run
 from tests.waiting import HANG_S, wait_for
 
-ALICE, BOB, CAROL, LAB = 61001, 61002, 61003, 61000
+ALICE, BOB, CAROL = USERS.values()
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
 
 
@@ -105,6 +106,17 @@ def as_alice(act: Callable[[], object]) -> None:
     assert as_user(ALICE, call, Path("/"), 0o022) == 0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Load what the commands need, once: users may not be able to read root's Python."""
+    folder = tmp_path_factory.mktemp("root")
+    environ = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "LLMCTL_RUNS_ROOT": f"{folder}/runs"}
+    assert main(["submit", "--run-id", "warm", "--", "true"], environ) == 0
+    for attempt, command in enumerate((["resume", "warm"], ["status", "warm"]), 1):
+        wait_for((folder / f"runs/warm/attempts/{attempt}/exit.json").exists, f"the end of attempt {attempt}")
+        assert main(command, environ) == 0
+
+
 @pytest.fixture
 def shared() -> Iterator[Shared]:
     with tempfile.TemporaryDirectory(prefix="llmctl-users-", dir="/tmp") as folder:
@@ -113,10 +125,6 @@ def shared() -> Iterator[Shared]:
             home = Path(folder, f"home-{uid}")
             home.mkdir(mode=0o700)
             os.chown(home, uid, LAB)
-        # Loads what the commands need, which the users may not be able to read.
-        environ = {"HOME": folder, "PATH": "/usr/bin:/bin", "LLMCTL_RUNS_ROOT": f"{folder}/first"}
-        assert main(["submit", "--run-id", "warm", "--", "true"], environ) == 0
-        assert main(["status", "warm"], environ) == 0
         yield Shared(Path(folder))
         for uid in (ALICE, BOB, CAROL):
             # Locks of the users' jobs on their ports.
@@ -129,11 +137,31 @@ def make_root(shared: Shared, owner: int, mode: int) -> None:
     shared.root.chmod(mode)
 
 
-def plant(folder: Path, witness: Path) -> None:
-    """Make a folder with a supervisor that writes to a file, as the one whose job starts it."""
-    place = folder / "supervisor"
-    place.mkdir(parents=True)
-    (place / "__main__.py").write_text(f"import os\nopen({str(witness)!r}, 'a').write(f'{{os.getuid()}}\\n')\n")
+def make_root_of(shared: Shared, kind: str, umask: int) -> None:
+    """Make a folder of runs of a kind; a run of its owner sets a missing sticky bit."""
+    owner, mode = ROOTS[kind]
+    make_root(shared, USERS[owner], mode)
+    shared.submit(USERS[owner], "first", umask=umask)
+    assert shared.root.stat().st_mode & 0o1000 or kind == "0700"
+
+
+def attack(kind: str, umask: int, script: str) -> bool:
+    """Run a script of alice; False if bob has the folder of runs alone, so that she cannot do anything."""
+    done = subprocess.run(
+        ["setpriv", f"--reuid={ALICE}", f"--regid={LAB}", "--clear-groups", "bash", "-c", script],
+        cwd="/", umask=umask, capture_output=True, text=True, timeout=HANG_S, check=False,
+    )  # fmt: skip
+    if kind == "0700":
+        assert done.returncode != 0 and "Permission denied" in done.stderr, done
+        return False
+    assert done.returncode == 0, done
+    return True
+
+
+def every_place(test: Callable[..., None]) -> Callable[..., None]:
+    """A test for every kind of a folder of runs and every umask."""
+    test = pytest.mark.parametrize("umask", UMASKS, ids="umask-{:03o}".format)(test)
+    return pytest.mark.parametrize("kind", ROOTS)(test)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002], ids=["022", "077", "002"])
@@ -175,27 +203,21 @@ def test_a_root_in_which_others_can_rename_is_refused_or_repaired(shared, mode):
     shared.submit(BOB, "his")
 
 
-def test_code_of_another_user_is_not_run_by_a_job_that_waited(shared):
-    """Alice owns the folder of the runs, so that the sticky bit does not bind her."""
-    make_root(shared, ALICE, 0o1777)
-    run_dir, planted = shared.submit(BOB, "waits"), shared.folder / f"home-{ALICE}/planted"
-    planted.mkdir(mode=0o777)
-    planted.chmod(0o777)
+@every_place
+def test_code_of_another_user_is_not_run_by_a_job_that_waited(shared, kind, umask):
+    make_root_of(shared, kind, umask)
+    run_dir, planted = shared.submit(BOB, "waits", umask=umask), shared.folder / f"home-{ALICE}/ran"
     own = shared.root / f".llmctl-{BOB}"
-    (address,) = {path.resolve().parent.name for path in (run_dir / "code").iterdir() if path.name == "supervisor"}
-
-    def attack() -> None:
-        own.rename(own.with_name("away"))
-        plant(own / "code" / address, planted / "ran")
-
-    as_alice(attack)
+    address = (run_dir / "code/supervisor").resolve().parent.name
     shared.folder.joinpath(f"home-{ALICE}").chmod(0o755)
+    if not attack(kind, umask, plant_supervisor(own, address, planted)):
+        return
     done = shared.start_again(BOB, (run_dir / "job.sh").read_text())
     assert done.returncode == 1
     assert f"is of {ALICE}" in done.stderr or f"belongs to user {ALICE}" in done.stderr, done.stderr
-    assert not (planted / "ran").exists()
+    assert planted.read_text() == ""
     assert not (run_dir / "attempts/2").exists()
-    code, output = shared.llmctl(BOB, "submit", "--", "true")
+    code, output = shared.llmctl(BOB, "submit", "--", "true", umask=umask)
     assert code == 3 and str(own) in output and f"belongs to user {ALICE}" in output
 
 
@@ -211,23 +233,15 @@ def test_a_folder_that_alice_made_first_is_refused(shared):
     assert code == 3 and str(own) in output, output
 
 
-def test_a_run_that_alice_put_in_the_place_of_bobs_is_neither_resumed_nor_believed(shared):
-    make_root(shared, ALICE, 0o3775)
-    run_dir = shared.submit(BOB, "demo")
-    hers = shared.root / "hers"
-    shared.submit(ALICE, "hers")
-
-    def attack() -> None:
-        run_dir.rename(run_dir.with_name("away"))
-        hers.rename(run_dir)
-        record = (run_dir / "run.json").read_text().replace('"hers"', '"demo"').replace(f"/{ALICE}", f"/{BOB}")
-        (run_dir / "run.json").write_text(record)
-        for path in (run_dir, *run_dir.rglob("*")):
-            if not path.is_symlink():
-                path.chmod(0o755)
-
-    as_alice(attack)
-    code, output = shared.llmctl(BOB, "resume", "demo")
+@every_place
+def test_a_run_that_alice_put_in_the_place_of_bobs_is_neither_resumed_nor_believed(shared, kind, umask):
+    make_root_of(shared, kind, umask)
+    run_dir = shared.submit(BOB, "demo", umask=umask)
+    if kind != "0700":
+        shared.submit(ALICE, "hers", umask=umask)
+    if not attack(kind, umask, swap_run(shared.root / "hers", run_dir)):
+        return
+    code, output = shared.llmctl(BOB, "resume", "demo", umask=umask)
     assert code == 5 and f"{run_dir} belongs to user {ALICE}, not to you" in output, output
     code, output = shared.llmctl(BOB, "status", "demo")
     assert f"a run of user {ALICE}" in output, output
