@@ -307,15 +307,17 @@ def _parse_queue_line(line: str) -> JobReport | None:
         state=state,
         raw=raw,
         name=name,
-        reason=words.in_words(reason, raw) if _is_telling(state, reason) else "",
+        reason=_telling(state, raw, reason),
         expected_start=start if state is JobState.PENDING and start[:1].isdecimal() else None,
         hosts=words.expand_hosts(hosts),
     )
 
 
-def _is_telling(state: JobState, reason: str) -> bool:
-    """True if the reason belongs to this state: a cancelled job keeps the reason for which it waited."""
-    return state is not JobState.COMPLETED and (state is not JobState.CANCELLED or reason.startswith("DependencyNever"))
+def _telling(state: JobState, raw: str, reason: str) -> str:
+    """Words for the reason if it belongs to this state: a cancelled job keeps the reason for which it waited."""
+    if state is JobState.CANCELLED:
+        return words.LOST_DEPENDENCY if reason.startswith("DependencyNever") else ""
+    return "" if state is JobState.COMPLETED else words.in_words(reason, raw)
 
 
 def _by_job(reports: Iterable[JobReport | None]) -> dict[str, JobReport]:

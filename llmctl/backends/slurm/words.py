@@ -56,6 +56,8 @@ STATE_REASONS = {
 }
 """Slurm's state -> the part of its meaning that our state lacks."""
 
+LOST_DEPENDENCY = "the job that it waited for did not end as asked"
+"""Reason for which Slurm has cancelled a job."""
 REASONS = {
     "None": "",
     "null": "",

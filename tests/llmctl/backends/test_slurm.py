@@ -139,7 +139,9 @@ def test_parsed_endings_of_jobs() -> None:
     assert reports["14"].state is JobState.COMPLETED and reports["14"].reason == ""
     assert reports["12"].state is JobState.FAILED and reports["12"].reason == "its script ended with an error"
     assert reports["1"].state is JobState.CANCELLED and reports["8"].reason == ""
-    assert reports["16"].reason.startswith("the job that it waits for has not ended as asked")
+    # A job that has ended is not to be cancelled, as one that waits in vain is.
+    assert reports["16"].state is JobState.CANCELLED
+    assert reports["16"].reason == "the job that it waited for did not end as asked"
     assert reports["11"].reason == "a node that it needs is down, drained, reserved or in use: n2"
     assert reports["17"].state is JobState.RUNNING and reports["17"].hosts == ("n1", "n3")
 
