@@ -1,10 +1,12 @@
 """The documentation: links, named files, indexes and the table of arrows."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.test_architecture import MODULES, tree_of
 from tests.test_rooms import ALLOWED, GROUND
 
 ROOT = Path(__file__).parents[1]
@@ -16,7 +18,11 @@ CODE = re.compile(r"`[^`\n]*`")
 TOPS = ("llmctl", "trainer", "csrc", "templates", "tests")
 PATH = re.compile(rf"(?<![\w./~>-])(?:{'|'.join(TOPS)})/[^\s`:,;]*")
 FILE = re.compile(r"[\w./-]+\.(?:py|j2|cpp|cu|cuh)\b")
-MAPS = [page for page in PAGES if page.stem in ("architecture", "glossary") or page.stem.startswith("walk-")]
+MAPS = [
+    *(page for page in PAGES if page.stem in ("architecture", "glossary") or page.stem.startswith("walk-")),
+    FOLDERS[0] / "README.md",
+]
+SYMBOLS = re.compile(r"`([\w/.-]+\.py): ([\w.]+(?:, [\w.]+)*)`")
 PLACEHOLDER = re.compile(r"[<>*{}]|NAME")
 ARROWS = re.compile(r"^\| `(\w+)` \| ([^|\n]*) \|$", re.MULTILINE)
 
@@ -53,6 +59,42 @@ def test_files_named_without_their_folder_exist(page: Path) -> None:
     files = {f"/{path.relative_to(ROOT)}" for top in TOPS for path in (ROOT / top).rglob("*") if path.is_file()}
     named = [file for word in CODE.findall(page.read_text(encoding="utf-8")) for file in FILE.findall(word)]
     assert named and [name for name in named if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
+def names_in(path: Path) -> set[str]:
+    """Names that a file defines, also inside classes and functions."""
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def missing_symbols(text: str) -> list[str]:
+    """Names of ``FILE: NAME, NAME.NAME`` in the code words of a text that are not in the file."""
+    wrong = []
+    for file, names in SYMBOLS.findall(text):
+        defined = [names_in(path) for path in MODULES.values() if f"/{path.relative_to(ROOT)}".endswith(f"/{file}")]
+        for name in names.split(", "):
+            if not any(set(name.split(".")) <= each for each in defined):
+                wrong.append(f"{file}: {name}")
+    return wrong
+
+
+def test_a_symbol_that_is_not_in_its_file_is_found() -> None:
+    text = "`runs/state.py: decide, nobody`, `llmctl/runs/state.py: decide.Nobody`, `llmctl/none.py: decide`"
+    assert missing_symbols(text) == [
+        "runs/state.py: nobody",
+        "llmctl/runs/state.py: decide.Nobody",
+        "llmctl/none.py: decide",
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "dev"], ids=lambda page: page.stem)
+def test_named_symbols_exist(page: Path) -> None:
+    assert missing_symbols(page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("package", ["llmctl", "trainer"])

@@ -17,6 +17,8 @@ FOLDERS = ("benchmarks", "clusters", "csrc", "docs", "examples", "llmctl", "scri
 IGNORED = shutil.ignore_patterns("*.pyc.*")
 GATES = "tests/test_architecture.py tests/test_rooms.py tests/test_docs.py"
 """The tests of ``make check``."""
+WITHOUT_USERS = "--ignore tests/llmctl/submit/test_hostile_users.py"
+"""Other users cannot read a copy in a folder of pytest's."""
 PROOF_S = 3600
 """Limit of a test marked ``proof``."""
 

@@ -7,13 +7,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmctl.backends import load_queue_backend
 from llmctl.cli import cluster_files
 from llmctl.cli.main import main
 from llmctl.errors import ProfileError
 from llmctl.operate.cluster_setup import below_home, suggested_runs_root, user_on
 from llmctl.paths import UserFolders
 from llmctl.site.overlay_file import changed_text, edited
-from llmctl.site.profile import ClusterProfile, load_profile
+from llmctl.site.profile import SCHEDULERS, ClusterProfile, load_profile
 
 HAND_MADE = """\
 # mine, since 2026
@@ -144,7 +145,7 @@ def test_setup_names_the_machines_of_a_cluster_behind_ssh(folders):
     assert profile.runs_root == "/large/ada/llmctl-runs"
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "sge", "pbs", "lsf", "ssh", "local"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_new_writes_a_profile_for_every_scheduler(folders, capsys, scheduler):
     flags = ["--scheduler", scheduler, "--host", "a", "--host", "b", "--resource-type", "big", "--gpus-per-node", "4"]
     assert main(["clusters", "new", "lab", *flags, "--interface", "ib0", "--login", "gate", "--conda", "/c"]) == 0
@@ -157,10 +158,10 @@ def test_new_writes_a_profile_for_every_scheduler(folders, capsys, scheduler):
     assert not has_nodes or profile.resource_types["big"].gpus == 4
     assert profile.rendezvous.interface == "ib0"
     assert profile.hosts == (("a", "b") if scheduler == "ssh" else ())
-    assert profile.login.host == ("gate" if scheduler in ("slurm", "sge", "pbs", "lsf") else None)
+    assert profile.login.host == ("gate" if load_queue_backend(scheduler) is not None else None)
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "sge", "pbs", "lsf", "ssh", "local"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_commented_key_of_a_new_profile_is_valid(folders, scheduler):
     assert main(["clusters", "new", "bare", "--scheduler", scheduler]) == 0
     offers = []

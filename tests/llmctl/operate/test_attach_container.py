@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from llmctl.backends import load_queue_backend
 from llmctl.context import Context
 from llmctl.operate.attach import AttachedJob, Attachment
 from llmctl.operate.interactive import attach_session
 from llmctl.paths import UserFolders
-from llmctl.site.profile import ClusterProfile, ContainerProfile
+from llmctl.site.profile import SCHEDULERS, ClusterProfile, ContainerProfile
 from tests.llmctl.run_directories import make_run
 
 
@@ -43,7 +44,7 @@ def test_pyxis_joins_a_container_by_its_name_only(tmp_path, name, joins):
     assert ("set container.name" in session.warning) == (not joins)
 
 
-@pytest.mark.parametrize("scheduler", ["lsf", "sge", "pbs", "slurm"])
+@pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if load_queue_backend(name)])
 @pytest.mark.parametrize("image", [None, "/images/one.sif"])
 def test_attach_works_with_and_without_an_image_on_every_scheduler(tmp_path, scheduler, image):
     session = session_of(tmp_path, scheduler, ContainerProfile(runtime="apptainer"), image)

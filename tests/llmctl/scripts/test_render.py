@@ -21,7 +21,7 @@ from llmctl.backends.base import JobRequest
 from llmctl.errors import ConfigFileError
 from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.job import JobSpec
-from llmctl.site.profile import ClusterProfile, EnvironmentProfile
+from llmctl.site.profile import SCHEDULERS, ClusterProfile, EnvironmentProfile
 from llmctl.submit.job import Job
 from llmctl.submit.render import interactive_script, render
 from tests.llmctl.scripts import script_cases
@@ -167,7 +167,7 @@ def test_goldens_are_few_and_no_two_are_equal() -> None:
 
 
 @pytest.mark.programs("shellcheck")
-@pytest.mark.parametrize("scheduler", ["local", "lsf", "pbs", "sge", "slurm", "ssh"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_shellcheck_finds_no_problem(scheduler: str, tmp_path: Path) -> None:
     texts = {case: script_of(case) for case in CASES} if scheduler == "local" else {}
     seen = set()

@@ -16,7 +16,7 @@ import pytest
 
 from llmctl.backends import load_backend
 from llmctl.site.job import JobError, JobSpec
-from llmctl.site.profile import ClusterProfile, ContainerProfile, EnvironmentProfile, load_profile
+from llmctl.site.profile import SCHEDULERS, ClusterProfile, ContainerProfile, EnvironmentProfile, load_profile
 from llmctl.submit.render import RenderedJob, interactive_script
 from tests.llmctl.scripts.script_cases import CASES, FOLDERS, IMAGE, RUN_ID, ScriptCase, install, render_case
 from tests.waiting import HANG_S
@@ -320,7 +320,7 @@ class HostileCase:
 
 def hostile_cases() -> Iterator[HostileCase]:
     runtimes = {"slurm": (None, "pyxis", "enroot"), "pbs": (None, "singularity"), "sge": (None, "apptainer")}
-    for scheduler in ("local", "lsf", "pbs", "sge", "slurm", "ssh"):
+    for scheduler in SCHEDULERS:
         for launcher in load_backend(scheduler).launchers:
             for runtime in runtimes.get(scheduler, (None,)):
                 if runtime != "pyxis" or launcher != "mpirun":

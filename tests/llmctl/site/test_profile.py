@@ -5,7 +5,7 @@ import pytest
 from llmctl.cli.main import main
 from llmctl.errors import ProfileError, UsageError
 from llmctl.paths import BUNDLED, UserFolders
-from llmctl.site.profile import load_profile
+from llmctl.site.profile import SCHEDULERS, load_profile
 from llmctl.site.profile_names import cluster_names
 
 
@@ -34,7 +34,7 @@ WRONG = [
     ("runs_roots: /big", ["runs_roots", "did you mean runs_root?"]),
     ("environment: {module: [a]}", ["environment.module", "did you mean environment.modules?"]),
     ("environment: {kind: venv}", ["environment", "kind and path go together"]),
-    ("scheduler: cron", ["scheduler", "'cron'", "the schedulers are slurm, sge, pbs, lsf, ssh, local"]),
+    ("scheduler: cron", ["scheduler", "'cron'", f"the schedulers are {', '.join(SCHEDULERS)}"]),
     ("rendezvous: {ports: [5, 1]}", ["rendezvous.ports", "from 1 to 65535"]),
     ("stop_grace_s: 0", ["stop_grace_s", "greater than 0"]),
     ("env: {1A: x}", ["env", "'1A'"]),

@@ -21,6 +21,7 @@ from llmctl.runs.record import RUN_ID
 from llmctl.site.job import NAME, VARIABLE, WORD, JobError, JobSpec
 from llmctl.site.overlay_file import changed_text
 from llmctl.site.profile import (
+    SCHEDULERS,
     ClusterProfile,
     DefaultsProfile,
     EnvironmentProfile,
@@ -62,8 +63,7 @@ HOSTILE = {
     "Cyrillic letter inside": "p\u0430y",
     "empty": "",
 }
-SCHEDULERS = ("slurm", "sge", "pbs", "lsf", "ssh", "local")
-QUEUES = SCHEDULERS[:4]
+QUEUES = tuple(name for name in SCHEDULERS if load_queue_backend(name) is not None)
 WORDS = ("group", "resource_type", "queue", "reservation")
 FLAGS = ("--name", "--group", "--resource-type", "--queue", "--reservation")
 GIVEN = tuple(value for value in HOSTILE.values() if value)

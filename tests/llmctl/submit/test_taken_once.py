@@ -4,6 +4,7 @@ import pytest
 
 from llmctl.backends import load_queue_backend
 from llmctl.site.job import JobSpec
+from llmctl.site.profile import SCHEDULERS
 from tests.llmctl.scripts.script_cases import RUN_ID, ScriptCase, render_case
 from tests.llmctl.scripts.test_run import PYTHON, Stage
 
@@ -56,7 +57,7 @@ def test_a_submit_that_may_have_been_accepted_is_not_repeated(backend, message):
     assert backend.is_transient(1, message) and not backend.was_not_taken(1, message)
 
 
-@pytest.mark.parametrize("cluster", ["slurm", "sge", "pbs", "lsf"])
+@pytest.mark.parametrize("cluster", [name for name in SCHEDULERS if load_queue_backend(name)])
 @pytest.mark.parametrize(
     ("claims", "starts"),
     [({}, True), ({1: "same"}, True), ({1: "4100"}, False), ({2: "4300"}, False), ({1: "same", 10: "4300"}, False)],
@@ -64,8 +65,10 @@ def test_a_submit_that_may_have_been_accepted_is_not_repeated(backend, message):
 )
 def test_a_second_job_of_a_submission_starts_nothing(tmp_path, cluster, claims, starts):
     """A job that starts after a later submission starts nothing either."""
-    name = {"slurm": "slurm", "sge": "tsubame4", "pbs": "abci3", "lsf": "lsf"}[cluster]
-    profile = ScriptCase(name, "torchrun", in_container=False).profile()
+    # Grid Engine and PBS have profiles of sites only.
+    profile = ScriptCase(
+        {"sge": "tsubame4", "pbs": "abci3"}.get(cluster, cluster), "torchrun", in_container=False
+    ).profile()
     software = profile.environment.model_copy(update={"module_init": None, "modules": (), "setup": ()})
     profile = profile.model_copy(update={"runs_root": str(tmp_path / "runs"), "environment": software})
     job = JobSpec(name="gpt", nodes=2, time_s=7200, launcher="torchrun", command=(PYTHON,))
