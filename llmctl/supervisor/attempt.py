@@ -15,6 +15,8 @@ from .trust import TrustError, check_file
 
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 65536
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+"""Whatever the umask: a group that may read the run must not be able to put its records in place of these."""
 
 
 class AttemptError(Exception):
@@ -42,7 +44,7 @@ class Attempt(NamedTuple):
         aside = f"{self.folder}/.{name}"
         for is_last in (False, True):
             try:
-                with open(aside, "w") as file:
+                with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "w") as file:
                     file.write(json.dumps(values) + "\n")
                 os.replace(aside, f"{self.folder}/{name}")
                 return
@@ -85,7 +87,7 @@ class Attempt(NamedTuple):
         One write in place, of the same length: readers never see half of it, and a full disk does not matter.
         """
         with suppress(OSError):
-            descriptor = os.open(f"{self.folder}/alive.json", os.O_WRONLY | os.O_CREAT, 0o666)
+            descriptor = os.open(f"{self.folder}/alive.json", os.O_WRONLY | os.O_CREAT, _FILE_MODE)
             try:
                 os.pwrite(descriptor, json.dumps({"time": int(time.time())}).encode(), 0)
             finally:
@@ -137,7 +139,7 @@ def new_attempt(job: JobSettings) -> Attempt:
     while True:
         folder = job.attempt_dir(number)
         try:
-            os.mkdir(folder)
+            os.mkdir(folder, _FOLDER_MODE)
         except FileExistsError:
             number += 1
         except OSError as error:
@@ -159,9 +161,9 @@ def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
     _make_folder(f"{job.run_dir}/attempts")
     try:
         if job.shared and node == 0:
-            os.mkdir(folder)
+            os.mkdir(folder, _FOLDER_MODE)
         elif not job.shared:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, _FOLDER_MODE, exist_ok=True)
         if node == 0 or not job.shared:
             _copy_into(job, folder, ("job.sh", "job.json"))
         if node == 0:
@@ -219,7 +221,7 @@ def tell(sentence: str) -> None:
 
 def _make_folder(folder: str) -> None:
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, _FOLDER_MODE, exist_ok=True)
     except OSError as error:
         raise AttemptError(f"{folder} cannot be created: {error.strerror}") from None
 

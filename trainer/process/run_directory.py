@@ -104,7 +104,8 @@ def write_json(path: Path, values: Mapping[str, Any], *, durable: bool = False) 
         OSError: the folder cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # Whatever the umask: a group that may read the records must not be able to replace them.
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
         with temporary.open("w", encoding="utf-8") as file:
             json.dump(values, file)

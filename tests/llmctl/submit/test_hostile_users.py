@@ -269,6 +269,19 @@ def test_another_of_bobs_runs_in_the_place_of_one_is_refused(shared):
     assert done.returncode == 1 and "job.json is of another run, old" in done.stderr, done.stderr
 
 
+def test_a_group_that_may_read_a_run_cannot_add_or_replace_its_attempts(shared):
+    make_root(shared, 0, 0o3775)
+    run_dir = shared.submit(BOB, "demo", umask=0o002)
+    run_dir.chmod(0o755)
+    for act in ("mkdir {0}/2", "ln -s /x {0}/1/.exit.json", "rm -f {0}/1/exit.json", "echo >>{0}/1/exit.json"):
+        done = subprocess.run(
+            ["setpriv", f"--reuid={ALICE}", f"--regid={LAB}", "--clear-groups", "sh", "-c",
+             act.format(run_dir / "attempts")],
+            capture_output=True, text=True, timeout=HANG_S, check=False,
+        )  # fmt: skip
+        assert done.returncode != 0 and "ermission denied" in done.stderr, (act, done)
+
+
 def test_a_pipe_in_the_place_of_a_record_keeps_nobody_waiting(shared):
     make_root(shared, 0, 0o1777)
 

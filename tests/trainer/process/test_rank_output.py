@@ -139,6 +139,15 @@ def test_error_record(tmp_path):
     assert not run.error(4).exists()
 
 
+def test_a_group_cannot_replace_the_records_of_ranks(tmp_path):
+    before = os.umask(0o002)
+    try:
+        write_json(tmp_path / "heartbeats/rank-00000.json", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "heartbeats").stat().st_mode & 0o777 == 0o755
+
+
 def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1}, durable=True)
