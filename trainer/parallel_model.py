@@ -122,6 +122,7 @@ def build_model(
     placement = pipeline_placement(config)
     chunks = _build_chunks(config, vocab_size, placement, builder, axes)
     store = FrozenWeights if is_frozen else _store_class(config.parallel.zero_stage, mesh)
+    # After all chunks: the store needs every parameter of this rank.
     gradients = store(builder.parameters, builder.layouts, mesh, groups, config.parallel)
     gradients.connect(chunks)
     return ParallelModel(

@@ -156,6 +156,7 @@ def read_details(
     memory = memory or DetailsMemory()
     wanted = [one for one in beginnings if one is not None and _needs_details(one)]
     kept = [memory.heartbeats(one) for one in wanted]
+    # One listing and one reading for all runs, because each costs a round trip; the answers are taken apart in order.
     folders = [f"{one.directory}{name}" for one in wanted for name in ("", "/errors")]
     folders += [f"{one.directory}/heartbeat" for one, known in zip(wanted, kept, strict=True) if known is None]
     listed = transport.list_names(folders) if folders else []

@@ -85,6 +85,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
     train_iters = (record.config or {}).get("training", {}).get("train_iters")
     written = number(row, "time")
     pace = metrics.iteration_time_s()
+    # Of a run that does not move, an estimate would shift away at the speed of the clock.
     has_eta = (
         verdict.state is JobState.RUNNING and pace is not None and iteration is not None and train_iters is not None
     )

@@ -58,6 +58,7 @@ def find_dependencies(context: Context, after: str, profile: ClusterProfile, *, 
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
     record = RunRecord.load(entry.run_dir, session.transport)
     state, detail = _state(record, session) if asks_scheduler else _state_by_files(record, session)
+    # Schedulers forget ended jobs and refuse to wait for them, so that an ended run is decided here.
     if state is JobState.COMPLETED or (is_any and state is not None and state.is_finished):
         return Dependencies()
     if state is not None and state.is_finished:

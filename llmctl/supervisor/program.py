@@ -133,6 +133,7 @@ class Supervisor:
         job, options = self._job, self._options
         if os.path.dirname(options.job) != job.run_dir:
             raise AttemptError(f"nothing is started: {options.job} is of another run, {job.run_id}")
+        # Before the first write: an attempt that another user has tampered with leaves no trace of having begun.
         try:
             check_submission(job.run_dir, job.submission)
         except TrustError as error:
@@ -155,7 +156,7 @@ class Supervisor:
             peers=peers,
             is_head=self._node == 0,
         )
-        code = 1
+        code = 1  # of an end by an exception: never a success
         try:
             code = self._run_attempt(attempt, watch)
         except AttemptError as error:

@@ -129,6 +129,7 @@ def find_latest(root: Path, rejected: Collection[Path] = ()) -> tuple[Path | Non
         what = f"{root / LATEST} names no iteration"
     else:
         return None, None
+    # Only before the named one: whoever set the pointer back has left the later branch on purpose.
     later = []
     for iteration in reversed(complete):
         path = checkpoint_path(root, iteration)

@@ -71,6 +71,7 @@ def run_on_ranks(
     except (LaunchError, *INPUT_ERRORS) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return BAD_INPUT
+    # A launcher has started all ranks already; otherwise this process starts them.
     if launch.world_size > 1:
         environment.update(launch.as_variables())
         return work(launch, None, options, settings)

@@ -253,6 +253,7 @@ def _build_loop(
     )
     selection = with_flash_attn(selection, config.model, parameter_dtype(config.training), device, tried)
     attempt.heartbeat.beat(0, "building the model")
+    # Ranks reach this collective at different times, because one rank of each node builds the kernels.
     groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
     model = build_model(config, data.vocab_size, mesh, groups, device, selection.kernels)
     optimizer = MixedPrecisionOptimizer(config, model)
@@ -268,6 +269,7 @@ def _build_loop(
     saved_iteration = progress.iteration if _is_own(restored, save) else None
     if writer is not None and mesh.rank == 0:
         writer.note_saved(saved_iteration)
+    # The library that the ops have loaded also computes the order of blends.
     data.use_library(loaded_path())
     loader = _build_loader(config, mesh, data, progress, device)
     resources.callback(loader.close)

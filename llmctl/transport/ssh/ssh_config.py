@@ -144,6 +144,7 @@ def parse(name: str, text: str, *, home: str, local_user: str) -> SshConfig:
         key, _, value = line.strip().partition(" ")
         values.setdefault(key.lower(), []).append(value)
 
+    # ssh -G prints defaults too, and "none" for what the user switched off.
     def first(key: str, default: str = "") -> str:
         value = values.get(key, [default])[0]
         return "" if value == "none" else value

@@ -243,6 +243,7 @@ def document_rules(config: TrainConfig, sources: Sequence[Source], tokenizer: To
                 f"data.{asked[0]}: {source.tokens.prefix} was prepared without --append-eod; prepare it again with the "
                 "flag"
             )
+    # A blend has one rule, so that all its datasets must end documents with the same token.
     ends = {source.manifest.eod: source for source in sources if source.manifest is not None}
     if len(ends) > 1:
         (one, first), (other, second) = list(ends.items())[:2]

@@ -112,6 +112,7 @@ def _byte_level(metadata: Mapping[str, Any], bos: str | None) -> dict[str, Any]:
     tokens, kinds = metadata["tokenizer.ggml.tokens"], _kinds(metadata)
     rule = _RULES[metadata["tokenizer.ggml.pre"]]
     around: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    # GGUF files of some families leave the flag out and mean the family's own habit.
     if metadata.get("tokenizer.ggml.add_bos_token", rule.adds_bos) and bos is not None:
         first = {"SpecialToken": {"id": bos, "type_id": 0}}
         text = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]

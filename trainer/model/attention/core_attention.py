@@ -94,6 +94,7 @@ def attend(
     cache = forward_pass.cache
     if cache is not None:
         cache.store(core.layer, key, value)
+        # The first pass has many queries and a causal mask; each later one has a single query that sees everything.
         if not cache.is_first_pass:
             key, value, seen = cache.visible(core.layer, core.settings.window)
             return single_query_attention(query, key, value, core.settings, seen, sinks)
@@ -109,6 +110,7 @@ def attend(
         return ring_attention(query, key, value, forward_pass.documents, cp, attention, sinks)
     if cp.size == 1:
         return _attend_whole(query, key, value, forward_pass.documents, core, dropout, sinks, bias, key_mask)
+    # a2a: whole sequences of some heads, whose numbers decide their dropout and their sinks.
     query, key, value = divide_heads(query, key, value, cp)
     first = cp.rank * query.shape[1]
     if dropout is not None:

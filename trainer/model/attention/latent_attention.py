@@ -67,12 +67,14 @@ class LatentAttention(nn.Module):
         width = heads * (self._plain + self._rotated)
         self.query: ColumnParallelLinear | None = None
         self.query_down: ColumnParallelLinear | None = None
+        # Small models (DeepSeek-V2-Lite) have full queries; only keys and values are always compressed.
         if model.q_lora_rank is None:
             self.query = products.divided("query", (width, hidden))
         else:
             self.query_down = products.whole("query_down", (model.q_lora_rank, hidden))
             self.query_norm = products.norm("query_norm", model.q_lora_rank)
             self.query_up = products.divided("query_up", (width, model.q_lora_rank))
+        # The down projections are whole on every tp rank: all heads read the same compressed vector.
         self.key_value_down = products.whole("key_value_down", (self._rank + self._rotated, hidden))
         self.key_value_norm = products.norm("key_value_norm", self._rank)
         self.key_value_up = products.divided("key_value_up", (heads * (self._plain + self._value_width), self._rank))

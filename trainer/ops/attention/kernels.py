@@ -79,6 +79,7 @@ class TorchFlashCPU:
             *sums: torch.Tensor,
         ) -> Gradients:
             groups = key.shape[1]
+            # The gradient of a key that several query heads share is the sum over its copies.
             key, value = (self._repeated(heads, query) for heads in (key, value))
             causal, mask = _cpu_mask(query, key, block.band)
             grad_query, grad_key, grad_value = flash(

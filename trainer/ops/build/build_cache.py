@@ -141,6 +141,7 @@ class BuildCache:
 
         problems: list[str] = []
         for folder in (self.shared, self.of_node):
+            # Another process may have built it in the meantime, also in the folder that this one cannot use.
             found = built()
             if found is not None:
                 return found

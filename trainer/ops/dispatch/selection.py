@@ -137,6 +137,7 @@ def choose_kernels(
     known = {operation.name: operation for operation in operations}
     chosen: dict[str, Backend] = {name: "reference" for name in candidates}
     reasons: dict[str, list[tuple[Backend, str]]] = {name: [] for name in candidates}
+    # Rank by rank the same next candidate of every op, so that one message settles all ops of a round.
     while pending := {name: rest[0] for name, rest in candidates.items() if rest}:
         problems = {
             name: _problem(known[name], backend, availability, device, dtype) for name, backend in pending.items()
