@@ -104,7 +104,8 @@ def test_an_op_in_plain_torch_passes_its_proof_and_the_gates(with_op: CopiedTree
     tests = proof_of("add-a-op", NAME="squared_relu")[0]
     gates = "tests/test_rooms.py tests/trainer/ops/dispatch/test_selection.py tests/trainer/ops/tools/test_bench.py"
     # The compiler of torch takes as long as all the rest: the test of all ops runs it.
-    names = "(squared_relu and not one_graph) or every_operation or every_kernel or (rooms and (trainer or tests))"
+    of_all = "every_operation_of_the_table or every_operation_is_measured or every_kernel"
+    names = f"(squared_relu and not one_graph) or {of_all} or (rooms_import and trainer) or every_arrow or too_many"
     with_op.run(narrowed(f"{tests} {gates}", names))
 
 
