@@ -4,6 +4,7 @@ import pytest
 
 from tests.recipes.copied_tree import GATES, PROOF_S, CopiedTree, narrowed, proof_of
 
+OPS = "tests/trainer/ops"
 OP = '''"""Squared ReLU, element by element.
 
 Legend: F any dims.
@@ -102,7 +103,7 @@ def with_op(tree: CopiedTree) -> CopiedTree:
 def test_an_op_in_plain_torch_passes_its_proof_and_the_gates(with_op: CopiedTree) -> None:
     with_op.check_format()
     tests = proof_of("add-a-op", NAME="squared_relu")[0]
-    gates = "tests/test_rooms.py tests/trainer/ops/dispatch/test_selection.py tests/trainer/ops/tools/test_bench.py"
+    gates = f"tests/test_rooms.py {OPS}/dispatch/test_selection.py {OPS}/tools/test_bench.py"
     # The compiler of torch takes as long as all the rest: the test of all ops runs it.
     of_all = "every_operation_of_the_table or every_operation_is_measured or every_kernel"
     names = f"(squared_relu and not one_graph) or {of_all} or (rooms_import and trainer) or every_arrow or too_many"
@@ -112,6 +113,8 @@ def test_an_op_in_plain_torch_passes_its_proof_and_the_gates(with_op: CopiedTree
 @pytest.mark.proof
 @pytest.mark.timeout(PROOF_S)
 def test_an_op_in_plain_torch_passes_the_tests_of_all_ops(with_op: CopiedTree) -> None:
-    with_op.prove(f"{GATES} tests/trainer/ops/test_*.py tests/trainer/ops/dispatch tests/trainer/planning")
+    with_op.prove(
+        f"{GATES} {OPS}/test_squared_relu.py {OPS}/test_operations.py {OPS}/dispatch {OPS}/tools/test_bench.py"
+    )
     for command in proof_of("add-a-op", NAME="rms_norm"):
         with_op.run(command, limit_s=PROOF_S)

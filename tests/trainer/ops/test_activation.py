@@ -319,7 +319,7 @@ def test_calls_that_torch_computes_in_one_kernel_use_torch() -> None:
 
 def test_mismatched_arguments_are_refused() -> None:
     run = partial(torch.ops.llmctl.activation, kind=0, gated=True)
-    with pytest.raises(RuntimeError, match="no pairs"):
+    with pytest.raises(RuntimeError, match="not pairs"):
         run(torch.zeros(2, 5), None, None)
     with pytest.raises(RuntimeError, match="3 elements, not one for each of the 4 channels"):
         run(torch.zeros(2, 4), torch.zeros(3), None)
