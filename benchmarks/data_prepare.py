@@ -6,9 +6,9 @@
 ~/gpt2 holds GPT-2's vocab.json and merges.txt. Without --input the text is that of benchmarks.debian_text. Memory is
 sampled ten times a second from /proc/PID/smaps_rollup of every process. The report has the largest proportional set
 size (Pss) of one process, and the largest sums of Pss and of resident set size (Rss) over all processes; the sum of Rss
-counts shared memory several times. Further cases are a single document of 20 MB, and training a unigram and a BPE model
-on a part of the text. The outputs of both programs are compared by checksum. Megatron-LM's Python needs megatron-core's
-requirements, transformers and sentencepiece. A second run on a day is appended to the first report.
+counts shared memory several times. A further case is a single document of 20 MB. The outputs of both
+programs are compared by checksum. Megatron-LM's Python needs megatron-core's requirements, transformers and
+sentencepiece. A second run on a day is appended to the first report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from benchmarks.debian_text import make_text
 ROOT = Path(__file__).parents[1]
 _LOOK_SECONDS = 0.1
 _PAIR = ("o_text_document.bin", "o_text_document.idx")
-_LEARNT_TOKENS = 16_000
 
 
 @dataclass(frozen=True)
@@ -125,23 +124,6 @@ def ours(name: str, text: Path, folder: Path, tokenizer: list[str], workers: int
     return Case(name, f"ours, {workers} workers", command, folder, size, _PAIR, {"PYTHONPATH": str(ROOT)})
 
 
-def learning(kind: str, text: Path, folder: Path, size: int) -> Case:
-    command = [
-        sys.executable,
-        "-m",
-        "trainer",
-        "data",
-        "train-tokenizer",
-        "--input",
-        str(text),
-        "--output",
-        f"{folder}/o.model",
-    ]
-    command += ["--model", kind, "--vocab-size", str(_LEARNT_TOKENS), "--sample-bytes", str(size)]
-    name = f"training {_LEARNT_TOKENS:,} tokens of {size / 1e6:,.0f} MB, {kind}"
-    return Case(name, "ours", command, folder, size, ("o.model",), {"PYTHONPATH": str(ROOT)})
-
-
 def megatron(name: str, text: Path, folder: Path, tokenizer: list[str], flags: argparse.Namespace) -> Case:
     # The tokenizer loads the model "gpt2" by name even with files given. A folder of that name satisfies it.
     (folder / "gpt2").mkdir()
@@ -179,11 +161,6 @@ def cases(flags: argparse.Namespace, text: Path, large: Path | None, long: Path 
             yield ours(f"{kind}, {large.stat().st_size / 1e6:,.0f} MB", large, folder(), words, 2)
         if flags.megatron is not None:
             yield megatron(name, text, folder(), words, flags)
-    for kind in ("unigram", "bpe") if flags.learn else ():
-        learnt = learning(kind, text, folder(), flags.learn)
-        yield learnt
-        model = ["--tokenizer-model", str(learnt.folder / "o.model")]
-        tokenizers[f"SentencePiece {kind}"] = ["--tokenizer-type", "GPTSentencePieceTokenizer", *model]
     if long is not None:
         for kind, words in tokenizers.items():
             yield ours(f"{kind}, one text of {long.stat().st_size / 1e6:,.0f} MB", long, folder(), words, 2)
@@ -233,13 +210,6 @@ def main() -> None:
     )
     parser.add_argument(
         "--long", type=int, default=20_000_000, metavar="BYTES", help="size of the single document; 0 disables it"
-    )
-    parser.add_argument(
-        "--learn",
-        type=int,
-        default=10_000_000,
-        metavar="BYTES",
-        help="size of the text for training tokenizers; 0 disables it",
     )
     parser.add_argument("--megatron", type=Path, metavar="FOLDER", help="a checkout of Megatron-LM")
     parser.add_argument("--megatron-python", type=Path, default=Path(sys.executable), metavar="FILE")

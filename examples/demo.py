@@ -81,8 +81,8 @@ class Demo:
     def prepare(self) -> None:
         """Tokenize the standard library, unless unchanged tokens exist."""
         from examples.python_corpus import standard_library_files
+        from examples.train_tokenizer import train_byte_level_bpe
         from trainer.data.commands.preprocess import tokenize_documents
-        from trainer.data.commands.train_tokenizer import train_byte_level_bpe
         from trainer.data.tokenizers.factory import open_tokenizer
         from trainer.data.tokenizers.settings import TokenizerSettings
 

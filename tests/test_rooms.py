@@ -89,7 +89,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "masked": {"errors", "indexed", "samples", "tokenizers"},
         "streaming": {"background", "errors", "prepare", "samples", "tokenizers", "watchdog"},
         "loading": {"errors", "masked", "samples", "streaming", "tokenizers", "watchdog"},
-        "commands": {"background", "errors", "indexed", "prepare", "tokenizers"},
+        "commands": {"errors", "indexed", "prepare", "tokenizers"},
     },
     "trainer.model": {
         "norm": {"sharding"},

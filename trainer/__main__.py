@@ -25,7 +25,6 @@ COMMANDS = {
     "data prepare": ("trainer.data.commands.preprocess", "the program behind llmctl data prepare"),
     "data inspect": ("trainer.data.commands.inspect_command", "the program behind llmctl data inspect"),
     "data merge": ("trainer.data.commands.merge", "the program behind llmctl data merge"),
-    "data train-tokenizer": ("trainer.data.commands.train_tokenizer", "the program behind llmctl data train-tokenizer"),
     "masked-samples": ("trainer.data.masked.masked_command", "show the samples that BERT or T5 would see"),
     "generate": ("trainer.commands.generate", "continue a prompt with a checkpoint"),
     "evaluate": ("trainer.commands.evaluate", "loss and perplexity of a checkpoint on held-out text"),

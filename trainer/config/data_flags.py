@@ -15,8 +15,6 @@ from trainer.config.command_parser import CommandParser, Refused, WithoutEffect
 from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_MESSAGE, REFUSED, WITHOUT_EFFECT, TokenizerType
 
 TOKENIZER_TYPES: tuple[str, ...] = get_args(TokenizerType)
-ENDINGS = {"byte-level-bpe": ".json", "unigram": ".model", "bpe": ".model", "wordpiece": ".txt"}
-"""Vocabulary model -> file extension. The first model of an extension is the default for that extension."""
 _INFERRED = "default: inferred from the files"
 _PADDED = "the training config pads the vocabulary"
 _IGNORED = (
@@ -67,7 +65,7 @@ def parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parser_of(command: str, several: _Values = 1) -> CommandParser:
-    """Parser of one command: prepare, train-tokenizer, inspect or merge."""
+    """Parser of one command: prepare, inspect or merge."""
     add, description = _COMMANDS[command]
     metavar, text = ("PATH", _DATASETS) if command in ("inspect", "merge") else ("INPUT", _INPUT)
     parser = CommandParser(prog=f"llmctl data {command}", description=description, allow_abbrev=False, add_help=False)
@@ -113,40 +111,6 @@ def _add_prepare(parser: argparse.ArgumentParser, several: _Values) -> None:
     add_tokenizer_flags(parser, several)
 
 
-def _add_train_tokenizer(parser: argparse.ArgumentParser, several: _Values) -> None:
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="tokenizer.json, a SentencePiece .model or BERT's vocab.txt",
-    )
-    parser.add_argument(
-        "--vocab-size", type=int, required=True, metavar="N", help="number of tokens, including special tokens"
-    )
-    parser.add_argument(
-        "--model", choices=list(ENDINGS), help="default: byte-level-bpe, unigram for .model, wordpiece for .txt"
-    )
-    _add_keys(parser, several)
-    parser.add_argument(
-        "--special-tokens",
-        nargs=several,
-        default=[],
-        action="extend",
-        metavar="NAME",
-        help="special tokens, which text is never encoded as",
-    )
-    parser.add_argument("--keep-case", action="store_true", help="wordpiece: keep capitals and accents")
-    parser.add_argument(
-        "--sample-bytes",
-        type=_bytes,
-        metavar="N",
-        help="amount of text to learn from, sampled evenly over the files, such as 500M or 2G; default: 4G, or 400M "
-        "for unigram and bpe, which hold the whole sample in memory",
-    )
-    _add_check(parser)
-
-
 def _add_inspect(parser: argparse.ArgumentParser, several: _Values) -> None:
     parser.add_argument(
         "--samples", type=_number, default=3, metavar="N", help="number of documents to show (default 3)"
@@ -172,10 +136,6 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser, _Values], None], s
         "Tokenize text into Megatron-LM's .bin/.idx files, PREFIX_KEY_document or PREFIX_KEY_sentence, with a "
         "manifest. After an interruption the same command continues and writes the same bytes. On a cluster it runs "
         "as a job, which llmctl resume RUN continues.",
-    ),
-    "train-tokenizer": (
-        _add_train_tokenizer,
-        "Train a tokenizer; the same text gives the same file. On a cluster it runs as a job.",
     ),
     "inspect": (
         _add_inspect,
@@ -290,18 +250,6 @@ def _count(word: str) -> int:
         number = int(word)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is less than 1")
-    return number
-
-
-def _bytes(word: str) -> int:
-    """Parse a number of bytes such as 500M or 2G."""
-    unit = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}.get(word[-1:].upper(), 1)
-    try:
-        number = int(float(word[:-1]) * unit) if unit > 1 else int(word)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of bytes such as 500M or 2G") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{word} is less than 1")
     return number

@@ -1,4 +1,4 @@
-"""``llmctl data``: training data in Megatron-LM's .bin/.idx and vocabularies, on the jobs' cluster.
+"""``llmctl data``: training data in Megatron-LM's .bin/.idx, on the jobs' cluster.
 
 The trainer does the work. Its flags are declared in trainer.config.data_flags and passed on unchanged.
 """
@@ -75,31 +75,6 @@ def prepare(
     tokenizer = (options.tokenizer_model, options.vocab_file, options.merge_file)
     paths = (*options.input, options.output_prefix, *(str(path) for path in tokenizer if path is not None))
     return start(ctx.obj, TrainerWork(("data", "prepare"), tuple(ctx.args), paths, by_nodes=True, on_cpu=True), given)
-
-
-@app.command(cls=DataCommand, context_settings=_PASSING_ON)
-def train_tokenizer(
-    ctx: typer.Context,
-    cluster: Cluster = None,
-    time: Time = None,
-    name: Annotated[str | None, value("N", "Name of the run. Default: train-tokenizer.")] = None,
-    group: Group = None,
-    resource_type: ResourceType = None,
-    queue: Queue = None,
-    container: Container = None,
-    mounts: Mounts = None,
-    dry_run: DryRun = False,
-    follow: Follow = False,
-    as_json: AsJson = False,
-) -> int:
-    """Train a tokenizer on text; the same text gives the same file. On a cluster, submits a job."""
-    given = locals()
-    from llmctl.operate.trainer_jobs import TrainerWork
-    from trainer.config.data_flags import parse
-
-    options = parse("train-tokenizer", ctx.args)
-    paths = (*options.input, str(options.output))
-    return start(ctx.obj, TrainerWork(("data", "train-tokenizer"), tuple(ctx.args), paths, on_cpu=True), given)
 
 
 @app.command(cls=DataCommand, context_settings=_PASSING_ON)

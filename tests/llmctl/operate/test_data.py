@@ -70,7 +70,7 @@ def test_wrong_flags_are_an_error_and_start_nothing(login_node, capsys, words, s
     assert not (login_node / "argv").exists()
 
 
-@pytest.mark.parametrize("command", ["prepare", "train-tokenizer", "inspect", "merge"])
+@pytest.mark.parametrize("command", ["prepare", "inspect", "merge"])
 def test_help_shows_the_flags_of_trainer_and_job(capsys, command):
     assert main(["data", command, "--help"]) == 0
     output = capsys.readouterr().out

@@ -105,40 +105,6 @@ def test_errors_are_found_before_the_queue(place, monkeypatch):
     assert not (place / "state").exists()
 
 
-def test_a_vocabulary_is_trained_here_at_once(place, capfd):
-    flags = ["--vocab-size", "258", "--json-keys", "title", "--json-keys", "text", "--special-tokens", "<|a|>"]
-    assert main(["data", "train-tokenizer", "*.jsonl", "--output", "new/a b.json", *flags]) == 0
-    assert "new/a b.json: 258 tokens" in capfd.readouterr().out
-    learnt = json.loads((place / "new/a b.json").read_text())
-    assert [token["content"] for token in learnt["added_tokens"]] == ["<|endoftext|>", "<|a|>"]
-
-
-def test_a_vocabulary_is_trained_by_a_job_of_one_node(place, capsys, monkeypatch):
-    command = [
-        "data",
-        "train-tokenizer",
-        "in.jsonl",
-        "x",
-        "--output",
-        "t.model",
-        "--vocab-size",
-        "99",
-        "--model",
-        "bpe",
-    ]
-    command += ["--sample-bytes", "2G", "--keep-case", "--cluster", "lab"]
-    assert main([*command, "--dry-run", "--json"]) == 0
-    job = json.loads(capsys.readouterr().out)
-    assert "--gpus-per-node" not in job["script"]
-    assert "-m trainer data train-tokenizer " in job["script"]
-    assert "train-tokenizer-" in job["run_id"]
-    monkeypatch.setenv("STATUS", "3")
-    assert main(command) == 3
-    asked = ["-m", "trainer", "data", "train-tokenizer", "--check", *command[2:-2]]
-    assert (place / "argv").read_text().splitlines() == asked
-    assert not (place / "state").exists()
-
-
 @pytest.mark.usefixtures("place")
 def test_the_job_uses_nodes_without_gpus(capsys):
     command = ["data", "prepare", "in.jsonl", "--output", "o", *NUMBERS, "--cluster", "lab", "--nodes", "2"]

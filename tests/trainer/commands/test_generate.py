@@ -16,13 +16,13 @@ import torch
 import yaml
 
 from examples.demo import unigram_loss
+from examples.train_tokenizer import train_byte_level_bpe
 from tests.trainer.model.reference_gpt import reference_loss
 from tests.trainer.training.pretraining_job import Job
 from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.find import find_checkpoint
 from trainer.commands import evaluate, generate
 from trainer.data.commands.preprocess import tokenize_documents
-from trainer.data.commands.train_tokenizer import train_byte_level_bpe
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import read_manifest
 from trainer.data.samples.sources import open_sources

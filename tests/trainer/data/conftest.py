@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.train_tokenizer import train_byte_level_bpe
 from tests.trainer.data.masked.masked_corpus import RECORDED
 from tests.trainer.data.vocabularies import Vocabularies, make_vocabularies
-from trainer.data.commands.train_tokenizer import train_byte_level_bpe
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer

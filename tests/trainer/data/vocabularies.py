@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.data.commands.train_sentencepiece import train_sentencepiece
-from trainer.data.commands.train_tokenizer import train_byte_level_bpe
-from trainer.data.commands.train_wordpiece import train_wordpiece
+from sentencepiece import SentencePieceTrainer
+from tokenizers import Tokenizer as Library
+from tokenizers import models, trainers
+
+from examples.train_tokenizer import train_byte_level_bpe
 from trainer.data.tokenizers.byte_level import bytes_of
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
 from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.data.tokenizers.wordpiece import SPECIAL, wordpiece_content
 
 _LINES = (
     "def value_{0}(self):\n    return {0} * self.value  # the number {0}, and it's done\n",
@@ -58,6 +63,37 @@ class Vocabularies:
         return open_tokenizer(self.settings(kind))
 
 
+def train_sentencepiece(texts: Iterable[str], vocab_size: int, kind: str) -> bytes:
+    """A .model that does not normalise text and spells rare letters in bytes."""
+    content = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=(line for text in texts for line in text.splitlines()),
+        model_writer=content,
+        vocab_size=vocab_size,
+        model_type=kind,
+        control_symbols=["<CLS>", "<MASK>"],
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        pad_id=3,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return content.getvalue()
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int) -> str:
+    """A lower-case vocab.txt."""
+    parts = Library.from_str(json.dumps(wordpiece_content({name: token for token, name in enumerate(SPECIAL)}, True)))
+    tokenizer = Library(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = parts.normalizer, parts.pre_tokenizer
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=[*SPECIAL], limit_alphabet=60)
+    tokenizer.train_from_iterator(texts, trainer)
+    vocabulary = tokenizer.get_vocab()
+    return "".join(f"{piece}\n" for piece in sorted(vocabulary, key=vocabulary.__getitem__))
+
+
 LOSSLESS = ("huggingface", "gpt2", "unigram", "bpe", "ranks", "list")
 KINDS = (*LOSSLESS, "wordpiece")
 
@@ -77,6 +113,6 @@ def make_vocabularies(folder: Path) -> Vocabularies:
     entries = [{"rank": rank, "token_bytes": piece, "token_str": None} for rank, piece in enumerate(coded)]
     (folder / "list.json").write_text(json.dumps(entries))
     for kind in ("unigram", "bpe"):
-        (folder / f"{kind}.model").write_bytes(train_sentencepiece(TEXTS, 460, kind, ["<CLS>", "<MASK>"]))
-    (folder / "vocab.txt").write_text(train_wordpiece(lambda: TEXTS, 300, True, []))
+        (folder / f"{kind}.model").write_bytes(train_sentencepiece(TEXTS, 460, kind))
+    (folder / "vocab.txt").write_text(train_wordpiece(TEXTS, 300))
     return Vocabularies(folder)

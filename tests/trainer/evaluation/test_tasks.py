@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from examples.train_tokenizer import train_byte_level_bpe
 from tests.trainer.conversion.test_conversion import imported
 from tests.trainer.data.token_files import write
 from tests.trainer.data.vocabularies import TEXTS
@@ -20,7 +21,6 @@ from tests.trainer.families.published_models import published
 from tests.trainer.training.pretraining_job import Job
 from trainer.commands import evaluate
 from trainer.conversion.export_hub import Export, export_hub
-from trainer.data.commands.train_tokenizer import train_byte_level_bpe
 from trainer.evaluation import task_list
 from trainer.evaluation.task_list import load_tasks
 from trainer.families.llama import LLAMA

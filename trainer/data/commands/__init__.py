@@ -1,1 +1,1 @@
-"""Commands on data files: prepare, inspect, merge, train a tokenizer."""
+"""Commands on data files: prepare, inspect, merge."""

@@ -45,17 +45,6 @@ def row_group_sizes(path: str) -> list[int]:
         ]
 
 
-def row_counts(path: str) -> list[int]:
-    """Return the number of rows of each row group.
-
-    Raises:
-        DataError: the file cannot be read, or pyarrow is not installed.
-    """
-    with _open(path) as file:
-        about = file.metadata
-        return [about.row_group(group).num_rows for group in range(about.num_row_groups)]
-
-
 def read_rows(path: str, groups: range, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Yield the rows of consecutive row groups: row number and the values of ``keys``.
 

@@ -21,12 +21,10 @@ class Progress:
     Args:
         total: bytes of input that this node has to do, as far as known.
         documents: minimum number of documents between two lines; not used on a terminal.
-        unit: the unit counted besides bytes.
     """
 
-    def __init__(self, total: int, documents: int = 0, unit: str = "documents") -> None:
+    def __init__(self, total: int, documents: int = 0) -> None:
         self._total = total
-        self._unit = unit
         self._done = 0
         self._already = 0
         self._documents = 0
@@ -34,8 +32,6 @@ class Progress:
         self._every = documents
         self._started = time.monotonic()
         self._next = self._started + _FIRST_SECONDS
-        self._work = ""
-        self._began_work = self._started
         self._bar: Any = None
         self._task: Any = None
 
@@ -68,39 +64,15 @@ class Progress:
         done = min(self._total, self._done)
         ends_in = _ends_in(self._total - done, rate if self._done - self._already >= _TELLING_BYTES else 0.0)
         if self._bar is not None:
-            text = f"{rate / 1e6:.1f} MB/s  {self._documents:,} {self._unit}  {ends_in}"
+            text = f"{rate / 1e6:.1f} MB/s  {self._documents:,} documents  {ends_in}"
             self._bar.update(self._task, completed=done, text=text)
         elif now >= self._next and self._documents - self._said_documents >= self._every:
             self._next = now + _SECONDS
             self._said_documents = self._documents
             say(
                 f"{done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB ({done / max(1, self._total):.0%}), "
-                f"{self._documents:,} {self._unit}, {rate / 1e6:.1f} MB/s, {ends_in}"
+                f"{self._documents:,} documents, {rate / 1e6:.1f} MB/s, {ends_in}"
             )
-
-    def then(self, work: str) -> None:
-        """Announce ``work`` as the next step after reading.
-
-        Prints no line if reading took no time.
-        """
-        self._began_work = time.monotonic()
-        self._work = work
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._total, text=work)
-        elif self._began_work >= self._started + _FIRST_SECONDS:
-            say(work)
-            self._next = self._began_work + _SECONDS
-
-    def still(self) -> None:
-        """Report that the current step continues; call periodically, from any thread."""
-        if not self._work:
-            return
-        text = f"{self._work}; {_clock(time.monotonic() - self._began_work)} so far"
-        if self._bar is not None:
-            self._bar.update(self._task, text=text)
-        elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + _SECONDS
-            say(text)
 
     def merging(self, done: int, total: int) -> None:
         """Report the number of chunks merged into the output."""

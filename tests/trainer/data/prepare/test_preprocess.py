@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from examples.python_corpus import LARGEST_FILE, MAX_BYTES, standard_library_files
-from trainer.data.commands import train_tokenizer
-from trainer.data.commands.corpus import pieces_at_line_ends
 from trainer.data.commands.preprocess import main
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import read_manifest
@@ -89,20 +87,10 @@ def test_outputs_that_cannot_be_written_are_one_sentence(
     (tmp_path / "in.txt").write_text("some text\n" * 20)
     (tmp_path / "file").touch()
     place = str(tmp_path / "file" / "out")
-    arguments = ["--input", str(tmp_path / "in.txt")]
-    assert main([*arguments, "--output-prefix", place, "--tokenizer-model", str(tokenizer_file)]) == 3
-    assert train_tokenizer.main([*arguments, "--vocab-size", "257", "--output", place]) == 3
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"llmctl data prepare: {place}: cannot be written: ")
-    assert second.startswith(f"llmctl data train-tokenizer: {place}: cannot be written: ")
-
-
-def test_pieces_end_at_lines_and_lose_nothing() -> None:
-    text = "ab\ncdefgh\nij" * 20 + "k" * 50
-    pieces = list(pieces_at_line_ends(text, 16))
-    assert "".join(pieces) == text
-    assert max(map(len, pieces)) <= 16
-    assert pieces[0] == "ab\ncdefgh\nijab\n"
+    arguments = ["--input", str(tmp_path / "in.txt"), "--output-prefix", place]
+    assert main([*arguments, "--tokenizer-model", str(tokenizer_file)]) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"llmctl data prepare: {place}: cannot be written: ")
 
 
 def test_the_standard_library_is_about_ten_megabytes_in_a_fixed_order() -> None:
