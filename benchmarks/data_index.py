@@ -56,8 +56,7 @@ from trainer.data.indexed.checksum_cache import STEP_NS, ChecksumCache
 from trainer.data.indexed.index_format import dtype_code
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.writer import IndexedDatasetWriter
-from trainer.data.masked.compiled_mapping import mapping_builder
-from trainer.data.masked.sentence_mapping import MappingRules
+from trainer.data.masked.sentence_mapping import MappingRules, build_mapping
 from trainer.data.samples.batches import BatchShape, Packing, TrainData
 from trainer.data.samples.blend import BLOCK, BlendOrder, normalized
 from trainer.data.samples.epoch_index import Epochs, samples_per_epoch
@@ -114,9 +113,9 @@ def resume(case: Case, watch: Stopwatch) -> str:
 
 def mapping(case: Case, watch: Stopwatch) -> str:
     tokens = IndexedDataset(Path(case.prefix))
-    build = mapping_builder(library(case))
+    rules = MappingRules(LONGEST, SHORT_SEQ_PROB, SEED, 2)
     watch.start()
-    rows = build(tokens.document_indices, tokens.sequence_lengths, MappingRules(LONGEST, SHORT_SEQ_PROB, SEED, 2), None)
+    rows = build_mapping(tokens.document_indices, tokens.sequence_lengths, rules, None)
     watch.stop()
     return digest(rows)
 
@@ -220,8 +219,7 @@ def cases(folder: Path, documents: int, blended: int) -> dict[str, Case]:
             name = f"blend of {count} datasets, {what}{blended:,}{'' if what else ' samples'}"
             found[f"{name}, with the library"] = replace(case, compiled=True)
             found[f"{name}, numpy alone"] = case
-    found[f"BERT's samples of {joined:,} documents, with the library"] = replace(joining, compiled=True)
-    found[f"BERT's samples of {joined:,} documents, numpy alone"] = joining
+    found[f"BERT's samples of {joined:,} documents"] = joining
     found[f"{reading.samples:,} samples of {SEQ_LENGTH} tokens, plain"] = reading
     few = replace(reading, samples=reading.samples // 40)
     found[f"{few.samples:,} samples of {SEQ_LENGTH} tokens, plain"] = few

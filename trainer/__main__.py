@@ -25,7 +25,6 @@ COMMANDS = {
     "data prepare": ("trainer.data.commands.preprocess", "the program behind llmctl data prepare"),
     "data inspect": ("trainer.data.commands.inspect_command", "the program behind llmctl data inspect"),
     "data merge": ("trainer.data.commands.merge", "the program behind llmctl data merge"),
-    "masked-samples": ("trainer.data.masked.masked_command", "show the samples that BERT or T5 would see"),
     "generate": ("trainer.commands.generate", "continue a prompt with a checkpoint"),
     "evaluate": ("trainer.commands.evaluate", "loss and perplexity of a checkpoint on held-out text"),
     "checkpoint": ("trainer.commands.checkpoint", "the program behind llmctl checkpoint: import, export, show, verify"),
@@ -35,7 +34,7 @@ COMMANDS = {
 _PARALLEL = ("pretrain",)
 _OF_LLMCTL = ("checkpoint", "data")
 _ENCODING = ("data prepare", "pretrain")
-_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "masked-samples")
+_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels")
 
 _USAGE = 2
 _INTERRUPTED = 130

@@ -12,8 +12,7 @@ from trainer.data.errors import DataError
 from trainer.data.masked.bert_batches import join_bert
 from trainer.data.masked.bert_dataset import BertDataset
 from trainer.data.masked.masking import MaskingRules
-from trainer.data.masked.mock import MockBertSamples
-from trainer.data.masked.mock_t5 import MockT5Samples
+from trainer.data.masked.mock import MockBertSamples, MockT5Samples
 from trainer.data.masked.t5_batches import join_t5
 from trainer.data.masked.t5_dataset import T5Dataset
 from trainer.data.samples.batches import BatchShape, Split, TrainData

@@ -61,7 +61,6 @@ class BertDataset(SentenceSamples):
         bert_binary_head: bool = True,
         num_samples: int | None = None,
         cache: Path | None = None,
-        library: Path | None = None,
     ) -> None:
         """Prepare samples of ``documents`` of ``tokens``, whose sequences are sentences.
 
@@ -78,7 +77,6 @@ class BertDataset(SentenceSamples):
             bert_binary_head: True: samples have two parts; False: one part, and documents of one sentence are used too.
             num_samples: see SentenceSamples.
             cache: see SentenceSamples.
-            library: see SentenceSamples.
 
         Raises:
             DataError: a setting is out of range, the vocabulary lacks [CLS], [SEP] or [MASK], or no document is
@@ -95,7 +93,7 @@ class BertDataset(SentenceSamples):
         self._rules = masking or MaskingRules()
         self._masking = Masking(self._rules, pieces.word_pieces())
         rules = MappingRules(seq_length - SPECIAL, short_seq_prob, seed, 2 if bert_binary_head else 1)
-        super().__init__(tokens, documents, pieces.vocab_size, rules, num_samples, cache, library)
+        super().__init__(tokens, documents, pieces.vocab_size, rules, num_samples, cache)
 
     def sample(self, number: int) -> BertSample:
         """Build sample ``number``, counted over all epochs.

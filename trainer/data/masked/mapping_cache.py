@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from trainer.data.indexed.cache_entry import write_entry
 from trainer.data.indexed.mapped_file import map_file
-from trainer.data.masked.compiled_mapping import MappingBuilder
 from trainer.data.masked.sentence_mapping import MappingRules, Rows, build_mapping
 
 MAGIC = b"SENTMAP2"
@@ -37,16 +36,15 @@ def load_or_build_mapping(
     rules: MappingRules,
     num_samples: int | None,
     smallest: int = SMALLEST_CACHED,
-    build: MappingBuilder = build_mapping,
 ) -> Rows:
     """Load the mapping from ``folder``, or build and, if possible, write it."""
     if folder is None or len(document_indices) < 2:
-        return build(document_indices, sentence_lengths, rules, num_samples)
+        return build_mapping(document_indices, sentence_lengths, rules, num_samples)
     entry = folder / f"{_key(document_indices, sentence_lengths, rules, num_samples)}.mapping"
     found = _open(entry)
     if found is not None:
         return found
-    rows = build(document_indices, sentence_lengths, rules, num_samples)
+    rows = build_mapping(document_indices, sentence_lengths, rules, num_samples)
     if len(rows) < smallest:
         return rows
     with suppress(OSError):

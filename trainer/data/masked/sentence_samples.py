@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
-from trainer.data.masked.compiled_mapping import mapping_builder
 from trainer.data.masked.mapping_cache import load_or_build_mapping
 from trainer.data.masked.masking import check_tokens
 from trainer.data.masked.sentence_mapping import LONG_SENTENCE, MappingRules
@@ -50,7 +49,6 @@ class SentenceSamples:
         rules: MappingRules,
         num_samples: int | None = None,
         cache: Path | None = None,
-        library: Path | None = None,
     ) -> None:
         """Prepare samples of ``documents`` of ``tokens``, whose sequences are sentences.
 
@@ -62,8 +60,6 @@ class SentenceSamples:
             num_samples: samples of the run, for Megatron-LM's order over all epochs of the run; None: see the module's
                 docstring.
             cache: folder of cached mappings, which need not exist; None: no cache.
-            library: Library.path of trainer.ops.dispatch.library.load_built, which builds the mapping of a large corpus
-                in a tenth of the time; None: numpy, with the same result.
 
         Raises:
             DataError: no document is usable.
@@ -72,9 +68,7 @@ class SentenceSamples:
         self._vocab_size = vocab_size
         self._mapping = rules
         self._entries = tokens.document_indices[documents.start : documents.stop + 1]
-        self._rows = load_or_build_mapping(
-            cache, self._entries, tokens.sequence_lengths, rules, num_samples, build=mapping_builder(library)
-        )
+        self._rows = load_or_build_mapping(cache, self._entries, tokens.sequence_lengths, rules, num_samples)
         if not len(self._rows):
             raise DataError(self._unusable(len(documents)))
         self._is_joined = num_samples is not None

@@ -60,7 +60,6 @@ class T5Dataset(SentenceSamples):
         short_seq_prob: float = 0.1,
         num_samples: int | None = None,
         cache: Path | None = None,
-        library: Path | None = None,
     ) -> None:
         """Prepare samples of ``documents`` of ``tokens``, whose sequences are sentences.
 
@@ -78,7 +77,6 @@ class T5Dataset(SentenceSamples):
             short_seq_prob: share of samples with a shorter target length.
             num_samples: see SentenceSamples.
             cache: see SentenceSamples.
-            library: see SentenceSamples.
 
         Raises:
             DataError: a setting is out of range; the vocabulary lacks sentinels, or tokens that begin and end the
@@ -99,7 +97,7 @@ class T5Dataset(SentenceSamples):
         self._check_room()
         self._masking = Masking(self._rules, pieces.word_pieces())
         rules = MappingRules(encoder_seq_length - SPECIAL, short_seq_prob, seed)
-        super().__init__(tokens, documents, pieces.vocab_size, rules, num_samples, cache, library)
+        super().__init__(tokens, documents, pieces.vocab_size, rules, num_samples, cache)
 
     def _check_room(self) -> None:
         """Refuse sentinels or a decoder length that are insufficient even for a usual sample."""

@@ -70,7 +70,7 @@ class LibraryUser(Protocol):
     """Samples that the native kernel library finds faster."""
 
     def use_library(self, library: Path | None) -> None:
-        """Use ``library``, see trainer.data.samples.compiled; the samples stay the same."""
+        """Use ``library``, see trainer.data.samples.compiled_blend; the samples stay the same."""
 
 
 class SampleOrder(Protocol):

@@ -57,7 +57,7 @@ class BlendOrder:
         Args:
             weights: weight of each dataset.
             folder: folder of the kept counts, which need not exist or be writable; None: keep no counts.
-            library: native library, see trainer.data.samples.compiled, which takes a sixth of the time; None: numpy,
+            library: native library, see compiled_blend, which takes a sixth of the time; None: numpy,
                 with the same result.
         """
         self.use_library(library)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.data.samples.blend_segments import IN_NUMPY, Stepper
-from trainer.data.samples.compiled import Function, functions_of
 from trainer.data.samples.windows import Numbers
 
 AT_ONCE = 128
@@ -28,18 +29,26 @@ class _Segments(ctypes.Structure):
 
 
 def blend_stepper(library: Path | None) -> Stepper:
-    """Select the stepper: the function in ``library`` (see functions_of), or numpy without it."""
-    pointer = ctypes.c_void_p
-    arguments = [ctypes.POINTER(_Segments), ctypes.c_int64, pointer, ctypes.c_int, pointer, pointer, pointer]
-    found = functions_of(library, {"llmctl_follow_blend": (None, arguments)})
-    if found is None:
+    """Select the stepper: the function in ``library``, or numpy if the library has none or cannot be loaded.
+
+    Args:
+        library: trainer.ops.dispatch.library.Library.path; only a process that has imported torch can load the library.
+            Nothing is compiled or searched here.
+    """
+    if library is None:
         return IN_NUMPY
-    (function,) = found
+    try:
+        function = ctypes.CDLL(str(library)).llmctl_follow_blend
+    except (OSError, AttributeError):
+        return IN_NUMPY
+    pointer = ctypes.c_void_p
+    function.restype = None
+    function.argtypes = [ctypes.POINTER(_Segments), ctypes.c_int64, pointer, ctypes.c_int, pointer, pointer, pointer]
     return Stepper(partial(_step, function), AT_ONCE)
 
 
 def _step(
-    function: Function,
+    function: Callable[..., Any],
     weights: npt.NDArray[np.float64],
     firsts: npt.NDArray[np.int64],
     counts: npt.NDArray[np.float64],

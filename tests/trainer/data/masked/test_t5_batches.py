@@ -19,7 +19,7 @@ from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.loading.build import build_data
 from trainer.data.masked.masking import MaskingRules
-from trainer.data.masked.mock_t5 import END, FIRST_SENTINEL, SPAN, MockT5Samples
+from trainer.data.masked.mock import END, FIRST_SENTINEL, SPAN, MockT5Samples
 from trainer.data.masked.t5_dataset import T5Dataset
 from trainer.data.samples.mock import MockDataset
 from trainer.planning.build_config import build_config

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,6 @@ from tests.trainer.data.masked.masked_corpus import (
     write_sentences,
 )
 from tests.trainer.data.vocabularies import TEXTS, Vocabularies
-from trainer.__main__ import main
 from trainer.config.blends import parse_split
 from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
@@ -197,54 +194,3 @@ def test_unusable_settings_are_refused(made: IndexedDataset) -> None:
     assert own.sample(0).decoder_tokens[0] == SPECIALS.pad
     with pytest.raises(DataError, match="sample 0 has token"):
         T5Dataset(made, range(60), 128, 64, 3, RecordedPieces(vocab_size=40)).sample(0)
-
-
-def test_samples_are_shown(vocabularies: Vocabularies, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = open_tokenizer(vocabularies.settings("wordpiece"))
-    sentences = [tokenizer.encode(text) for text in TEXTS if text.isascii()]
-    documents = [sentences[first : first + 8] for first in range(0, len(sentences), 8)]
-    path = str(write_sentences(tmp_path / "d", documents, tokenizer.vocab_size))
-    vocabulary = ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", str(vocabularies.folder / "vocab.txt")]
-    asked = ["masked-samples", path, *vocabulary, "--samples", "2"]
-    assert main([*asked, "--model", "bert", "--seq-length", "128"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 7 and shown[0].endswith("samples per epoch")
-    assert shown[2].startswith("  text    [CLS] ") and shown[2].endswith(" [SEP]") and shown[2].count("[SEP]") == 2
-    assert "[MASK]" in shown[2] and " masked (1" in shown[1] and len(shown[3]) > 20
-    t5 = [*asked, "--model", "t5", "--seq-length", "128", "--vocab-extra-ids", "30"]
-    assert main(t5) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 7 and "<extra_id_0>" in shown[2] and "<extra_id_0>" in shown[3]
-    assert main([*asked, "--model", "t5"]) == 3
-    assert "trainer masked-samples: T5 samples: the tokenizer has 0 sentinels" in capsys.readouterr().err
-    for flag, number, says in (
-        ("--samples", -1, "--samples: -1 is out of range; use 1 to 10,000"),
-        ("--samples", 10**30, "--samples: 1,000,"),
-        ("--seq-length", 10**12, "seq_length: 1,000,000,000,000 tokens are too many for a sample"),
-        ("--seq-length", 10**30, "seq_length: 1,000,"),
-        ("--masking-max-ngram", 10**12, "masking_max_ngram: 1,000,000,000,000 is out of range; use 1 to 10,000"),
-        ("--masking-max-ngram", 0, "masking_max_ngram: 0 is out of range"),
-    ):
-        assert main([*asked, "--model", "bert", flag, str(number)]) == 3
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"trainer masked-samples: {says}")
-    assert main([*t5, "--decoder-seq-length", "99999999999"]) == 3
-    assert "decoder_seq_length: 99,999,999,999 tokens are too many" in capsys.readouterr().err
-    assert main(["masked-samples", path, "--model", "bert"]) == 3
-    assert "name it with --tokenizer-model" in capsys.readouterr().err
-
-
-def test_a_closed_pipe_is_no_error(vocabularies: Vocabularies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = vocabularies.open("wordpiece")
-    path = str(write_sentences(tmp_path / "d", [[tokenizer.encode("the number")] * 2], tokenizer.vocab_size))
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as output:
-        monkeypatch.setattr(sys, "stdout", output)
-        vocabulary = [
-            "--tokenizer-type",
-            "BertWordPieceLowerCase",
-            "--vocab-file",
-            str(vocabularies.folder / "vocab.txt"),
-        ]
-        assert main(["masked-samples", path, *vocabulary, "--model", "bert"]) == 0
