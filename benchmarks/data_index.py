@@ -1,7 +1,6 @@
 """CPU time and memory of indexes, blends and random access, compared with megatron-core.
 
     PYTHON312=python3.12 sh benchmarks/peers/set_up.sh   # once; without megatron-core only llmctl is measured
-    python -m trainer kernels build                      # once, for the cases with the library
     OMP_NUM_THREADS=1 python -m benchmarks.data_index --write
 
 This uses 10 million documents: half an hour, 4 GB of memory, 2 GB of disk. A quick check that everything works:
@@ -63,8 +62,6 @@ from trainer.data.samples.epoch_index import Epochs, samples_per_epoch
 from trainer.data.samples.gpt_dataset import GPTDataset
 from trainer.data.samples.index_cache import EpochIndexCache
 from trainer.data.samples.micro_batch import MicroBatch
-from trainer.ops.build.build_settings import BuildSettings
-from trainer.ops.dispatch.library import load_built
 
 ROOT = Path(__file__).parents[1]
 READ_DOCUMENTS = 70_000
@@ -88,14 +85,9 @@ def index(case: Case, watch: Stopwatch) -> str:
     return digest(found.documents, found.samples)
 
 
-def library(case: Case) -> Path | None:
-    return load_built(BuildSettings.from_variables(os.environ)).path if case.compiled else None
-
-
 def blend(case: Case, watch: Stopwatch) -> str:
-    own = library(case)
     watch.start()
-    order = BlendOrder(normalized(normalized(case.weights)), library=own)
+    order = BlendOrder(normalized(normalized(case.weights)))
     for number in range(0, case.samples, BLOCK):
         order.place(number)
     watch.stop()
@@ -103,9 +95,8 @@ def blend(case: Case, watch: Stopwatch) -> str:
 
 
 def resume(case: Case, watch: Stopwatch) -> str:
-    own = library(case)
     watch.start()
-    order = BlendOrder(normalized(normalized(case.weights)), library=own)
+    order = BlendOrder(normalized(normalized(case.weights)))
     found = order.place(case.samples - 1)
     watch.stop()
     return str(found)
@@ -217,8 +208,7 @@ def cases(folder: Path, documents: int, blended: int) -> dict[str, Case]:
         for kind, what in (("blend", ""), ("resume", "ready to continue from sample ")):
             case = Case(kind, samples=blended, weights=weights)
             name = f"blend of {count} datasets, {what}{blended:,}{'' if what else ' samples'}"
-            found[f"{name}, with the library"] = replace(case, compiled=True)
-            found[f"{name}, numpy alone"] = case
+            found[name] = case
     found[f"BERT's samples of {joined:,} documents"] = joining
     found[f"{reading.samples:,} samples of {SEQ_LENGTH} tokens, plain"] = reading
     few = replace(reading, samples=reading.samples // 40)

@@ -40,8 +40,6 @@ class Case:
     """True to include the bounds that separate documents."""
     positions: bool = False
     """True to reset positions in each document and mask the loss at its end."""
-    compiled: bool = False
-    """True to use the native library, which `python -m trainer kernels build` builds."""
 
 
 class Stopwatch:

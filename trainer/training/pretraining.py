@@ -30,7 +30,6 @@ from trainer.distributed.rendezvous import join_ranks
 from trainer.ops.attention.backend import check_backend
 from trainer.ops.build.packages import unrelated_apex
 from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
-from trainer.ops.dispatch.library import loaded_path
 from trainer.ops.dispatch.setup import set_up_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model, parameter_dtype
@@ -269,8 +268,6 @@ def _build_loop(
     saved_iteration = progress.iteration if _is_own(restored, save) else None
     if writer is not None and mesh.rank == 0:
         writer.note_saved(saved_iteration)
-    # The library that the ops have loaded also computes the order of blends.
-    data.use_library(loaded_path())
     loader = _build_loader(config, mesh, data, progress, device)
     resources.callback(loader.close)
     metrics = MetricsFile(run.metrics, attempt.lock) if run is not None and mesh.rank == 0 else None

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -63,14 +62,6 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Stop the worker processes."""
-
-
-@runtime_checkable
-class LibraryUser(Protocol):
-    """Samples that the native kernel library finds faster."""
-
-    def use_library(self, library: Path | None) -> None:
-        """Use ``library``, see trainer.data.samples.compiled_blend; the samples stay the same."""
 
 
 class SampleOrder(Protocol):
@@ -191,15 +182,6 @@ class TrainData:
         self._masks_loss = masks_loss or (packing is not None and packing.mask_loss)
         self._separates = masks_loss or (packing is not None and packing.separate_attention)
         self._restarts = masks_loss or (packing is not None and packing.restart_positions)
-
-    def use_library(self, library: Path | None) -> None:
-        """Use the native kernel library for the order of blends.
-
-        The samples stay the same.
-        """
-        for samples in self._samples.values():
-            if isinstance(samples, LibraryUser):
-                samples.use_library(library)
 
     @property
     def masks_loss(self) -> bool:

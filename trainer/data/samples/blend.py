@@ -4,9 +4,8 @@ The order is Megatron-LM's (build_blending_indices in megatron/core/datasets/hel
 dataset that is farthest behind its share, argmax_i(w_i max(n, 1) - c_i), the first of equals; c_i is the number of
 samples drawn from dataset i. So the order of a run is a prefix of the order of a longer run, and it is endless.
 
-Only the counts at every 2^24th sample are kept. For ten datasets numpy computes this distance in about a second, the
-native kernel library in a sixth of that, which bounds the time to reach any place from the kept counts. Without kept
-counts a place at 10^9 samples takes a minute.
+Only the counts at every 2^24th sample are kept. For ten datasets numpy computes this distance in about a second, which
+bounds the time to reach any place from the kept counts. Without kept counts a place at 10^9 samples takes a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import numpy.typing as npt
 
 from trainer.data.indexed.cache_entry import UNUSED_SECONDS, remove_older, write_entry
 from trainer.data.samples.blend_segments import Counts, follow
-from trainer.data.samples.compiled_blend import blend_stepper
 from trainer.data.samples.windows import Numbers, Tokens, read_blended
 
 T_co = TypeVar("T_co", covariant=True)
@@ -51,16 +49,13 @@ def normalized(weights: Sequence[float]) -> list[float]:
 class BlendOrder:
     """Order of a blend: dataset of each sample, and its number there."""
 
-    def __init__(self, weights: Sequence[float], folder: Path | None = None, library: Path | None = None) -> None:
+    def __init__(self, weights: Sequence[float], folder: Path | None = None) -> None:
         """Prepare the order for ``weights``, which are positive and add up to 1.
 
         Args:
             weights: weight of each dataset.
             folder: folder of the kept counts, which need not exist or be writable; None: keep no counts.
-            library: native library, see compiled_blend, which takes a sixth of the time; None: numpy,
-                with the same result.
         """
-        self.use_library(library)
         self._weights = np.asarray(weights, np.float64)
         key = hashlib.blake2b(f"blend 1 {STRIDE}\n".encode() + self._weights.astype("<f8").tobytes(), digest_size=16)
         self._file = None if folder is None else folder / f"{key.hexdigest()}.blend"
@@ -69,10 +64,6 @@ class BlendOrder:
         self._datasets: npt.NDArray[np.integer] = np.zeros((0, 0), np.int16 if len(weights) < 1 << 15 else np.int32)
         self._samples = np.zeros((0, 0), np.int64)
         self._after = self._kept[0]
-
-    def use_library(self, library: Path | None) -> None:
-        """Use ``library`` from now on; the order stays the same."""
-        self._stepper = blend_stepper(library)
 
     def place(self, number: int) -> tuple[int, int]:
         """Dataset of sample ``number``, and the sample's number within that dataset."""
@@ -101,13 +92,13 @@ class BlendOrder:
         counts = self._counts_before(block * BLOCK)
         if not row:
             return counts
-        datasets = follow(self._stepper, self._weights, counts, block * BLOCK, BLOCK).datasets.T.ravel()
+        datasets = follow(self._weights, counts, block * BLOCK, BLOCK).datasets.T.ravel()
         found: Counts = counts + np.bincount(datasets[:row], minlength=len(counts))
         return found
 
     def _work_out(self, block: int) -> None:
         counts = self._after if block == self._block + 1 else self._counts_before(block * BLOCK)
-        self._datasets, self._samples, self._after = follow(self._stepper, self._weights, counts, block * BLOCK, BLOCK)
+        self._datasets, self._samples, self._after = follow(self._weights, counts, block * BLOCK, BLOCK)
         self._block = block
         self._keep((block + 1) * BLOCK, self._after)
 
@@ -118,7 +109,7 @@ class BlendOrder:
         while first < number:
             # The largest power of two within the remaining distance.
             length = min(STRIDE, 1 << ((number - first).bit_length() - 1))
-            counts = follow(self._stepper, self._weights, counts, first, length, with_places=False).after
+            counts = follow(self._weights, counts, first, length, with_places=False).after
             first += length
             self._keep(first, counts)
         return counts
@@ -161,10 +152,6 @@ class BlendedDataset(Generic[T_co]):
         """Read sample ``number`` of the blend."""
         dataset, within = self._order.place(number)
         return self._datasets[dataset].sample(within)
-
-    def use_library(self, library: Path | None) -> None:
-        """Compute the order with ``library``; see BlendOrder."""
-        self._order.use_library(library)
 
     def windows(self, numbers: Numbers) -> Tokens:
         """Read the windows of ascending ``numbers``: [N, S + 1]."""

@@ -8,7 +8,7 @@ the quality of the guesses only affects the time.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,33 +24,6 @@ WARM_UP = 32
 Counts = npt.NDArray[np.int64]
 
 
-class Step(Protocol):
-    """Function that advances segments in parallel."""
-
-    def __call__(
-        self,
-        weights: npt.NDArray[np.float64],
-        firsts: npt.NDArray[np.int64],
-        counts: npt.NDArray[np.float64],
-        steps: int,
-        datasets: npt.NDArray[np.integer] | None = None,
-        samples: Numbers | None = None,
-        /,
-    ) -> None:
-        """Advance segments from ``firsts`` by ``steps`` samples; updates ``counts`` [segment, dataset] in place.
-
-        The choices are stored in ``datasets`` and ``samples`` [step, segment], unless these are empty.
-        """
-
-
-class Stepper(NamedTuple):
-    """A Step and its best number of segments."""
-
-    step: Step
-    at_once: int
-    """Number of segments to advance at once."""
-
-
 class Followed(NamedTuple):
     """A computed part of the order."""
 
@@ -63,7 +36,6 @@ class Followed(NamedTuple):
 
 
 def follow(
-    stepper: Stepper,
     weights: npt.NDArray[np.float64],
     counts: Counts,
     first: int,
@@ -73,14 +45,13 @@ def follow(
     """Compute the order of ``length`` samples from sample ``first`` on.
 
     Args:
-        stepper: computes segments; the choice only affects the time.
         weights: weight of each dataset, float64, positive, with sum 1.
         counts: samples drawn from each dataset before ``first``.
         first: first sample.
         length: number of samples, a power of two.
         with_places: False leaves datasets and samples of the result empty.
     """
-    segments = min(stepper.at_once, 1 << (length.bit_length() // 2 + 1))
+    segments = min(MAX_COUNTS, 1 << (length.bit_length() // 2 + 1))
     while segments > 1 and (segments * len(weights) > MAX_COUNTS or segments > length):
         segments //= 2
     steps = length // segments
@@ -91,19 +62,19 @@ def follow(
     before = min(WARM_UP, steps // 2)
     states = _guess(weights, firsts - before, steps).astype(np.float64)
     # The first segment needs no guess.
-    stepper.step(weights, firsts[1:] - before, states[1:], before)
+    _step(weights, firsts[1:] - before, states[1:], before)
     states[0] = counts
     starts = states.copy()
-    stepper.step(weights, firsts, states, steps, datasets, samples)
+    _step(weights, firsts, states, steps, datasets, samples)
     while len(wrong := np.flatnonzero((starts[1:] != states[:-1]).any(axis=1)) + 1):
         again = starts[wrong] = states[wrong - 1]
         own, own_samples = (np.empty((kept, len(wrong)), part.dtype) for part in (datasets, samples))
-        stepper.step(weights, firsts[wrong], again, steps, own, own_samples)
+        _step(weights, firsts[wrong], again, steps, own, own_samples)
         states[wrong], datasets[:, wrong], samples[:, wrong] = again, own, own_samples
     return Followed(datasets, samples, states[-1].astype(np.int64))
 
 
-def step_in_numpy(
+def _step(
     weights: npt.NDArray[np.float64],
     firsts: npt.NDArray[np.int64],
     counts: npt.NDArray[np.float64],
@@ -111,7 +82,10 @@ def step_in_numpy(
     datasets: npt.NDArray[np.integer] | None = None,
     samples: Numbers | None = None,
 ) -> None:
-    """Step in numpy; see Step."""
+    """Advance segments from ``firsts`` by ``steps`` samples; updates ``counts`` [segment, dataset] in place.
+
+    The choices are stored in ``datasets`` and ``samples`` [step, segment], unless these are empty.
+    """
     # Megatron-LM compares in float64, in which counts are exact up to 2^53.
     behind = np.empty_like(counts)
     every, rows = counts.reshape(-1), np.arange(len(counts)) * counts.shape[1]
@@ -127,9 +101,6 @@ def step_in_numpy(
         drawn += 1.0
         every[places] = drawn
         numbers += 1.0
-
-
-IN_NUMPY = Stepper(step_in_numpy, MAX_COUNTS)
 
 
 def _guess(weights: npt.NDArray[np.float64], numbers: npt.NDArray[np.int64], steps: int) -> Counts:

@@ -84,22 +84,12 @@ class ContinuedDatasets(Generic[T_co]):
         self._left_out: tuple[DatasetRecord, ...] = ()
         self._first = 0
         self._folder = folder
-        self._library: Path | None = None
         self._order = self._order_of(self._records)
 
     def _order_of(self, records: Sequence[DatasetRecord]) -> BlendOrder | None:
         if len(records) < 2:
             return None
-        return BlendOrder([record.share for record in records], self._folder, self._library)
-
-    def use_library(self, library: Path | None) -> None:
-        """Compute the order of a blend with ``library``, which does not change the order.
-
-        See BlendOrder.
-        """
-        self._library = library
-        if self._order is not None:
-            self._order.use_library(library)
+        return BlendOrder([record.share for record in records], self._folder)
 
     def sample(self, number: int) -> T_co:
         """Read sample ``number`` of the run, which must not precede the sample resumed from."""

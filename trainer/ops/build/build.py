@@ -147,8 +147,6 @@ def _jobs(compiler: Compiler, folder: Path, deadline: float) -> list[_ObjectJob]
             add(source, *_KERNEL_FLAGS, *flags, f"-DLLMCTL_ISA={level}", suffix=f"-{level}")
     for source in op_files("launch.cpp"):
         add(source, *_OTHER_FLAGS)
-    for source in sorted((root / "data").glob("*.cpp")):
-        add(source, *_KERNEL_FLAGS)
     add(root / "common" / "abi.cpp", f'-DLLMCTL_SOURCES="{sources_key()}"')
     add(root / "common" / "cpu" / "level.cpp", *_KERNEL_FLAGS, *without)
     add(root / "common" / "launch" / "driver.cpp", *_OTHER_FLAGS)

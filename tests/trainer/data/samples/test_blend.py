@@ -114,6 +114,12 @@ def test_segments_with_wrong_guesses_are_computed_again(monkeypatch: pytest.Monk
     assert [order.place(number) for number in range(2000)] == expected
 
 
+def test_more_datasets_than_16_bits_count() -> None:
+    shares = normalized([1 + number % 7 for number in range(1 << 15)])
+    order, expected = BlendOrder(shares), drawn_one_by_one(shares, 40)
+    assert [order.place(number) for number in range(40)] == expected
+
+
 class Counted:
     """Dataset number ``name``, whose samples equal their numbers."""
 
