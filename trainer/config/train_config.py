@@ -47,7 +47,7 @@ class TrainConfig(Section):
     def data_prefixes(self) -> list[tuple[str, str]]:
         """Dotted key and prefix of every dataset."""
         named = [(f"data.{key}", getattr(self.data, key)) for key in BLEND_KEYS]
-        return [(key, part.prefix) for key, entries in named for part in parse_blend(key, entries)]
+        return [(key, part.prefix) for key, entries in named if entries for part in parse_blend(key, entries)]
 
     def read_paths(self) -> list[tuple[str, str]]:
         """Dotted key and path of all else that the run reads."""
