@@ -50,12 +50,11 @@ def ending(place, run_id):
 def test_a_job_stopped_before_its_ranks_start_starts_none(place, what):
     set_up_lines(
         place,
-        f"if [[ ${{LLMCTL_ATTEMPT:-}} ]]; then : >{place}/loading; until [[ -e {place}/go ]]; do sleep 0.05; done; fi",
+        f"if [[ ${{LLMCTL_ATTEMPT:-}} ]]; then : >{place}/loading; while :; do sleep 0.05; done; fi",
     )
     assert main(["submit", "--run-id", "r", *what]) == 0
     wait_for((place / "loading").exists, "the environment")
     os.kill(RunRecord.load(place / "runs/r", TRANSPORT).submissions[-1].jobs[0].pid, signal.SIGTERM)
-    (place / "go").touch()
     end = ending(place, "r")
     assert (end["reason"], end["signal"], end["code"]) == ("stopped", "TERM", 0)
     assert not (place / "begun").exists()
