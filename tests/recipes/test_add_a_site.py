@@ -95,9 +95,7 @@ def with_site(tree: CopiedTree) -> CopiedTree:
     tree.change(
         "tests/llmctl/site/test_bundled_profiles.py", '"slurm-pyxis", "ssh",', '"slurm-pyxis", "southlab", "ssh",'
     )
-    tree.change(
-        "CHANGELOG.md", "\n## Unreleased\n\n### Added\n", "\n## Unreleased\n\n### Added\n\n- Profile of Southlab."
-    )
+    tree.change("CHANGELOG.md", "\n## Unreleased\n", "\n## Unreleased\n\n### Added\n\n- Profile of Southlab.\n")
     return tree
 
 

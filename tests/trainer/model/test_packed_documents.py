@@ -164,7 +164,7 @@ def test_evaluation_of_a_checkpoint_keeps_documents_apart(tmp_path) -> None:
     model = build("llama", ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), {})
     serial = GenerationModel(model, config("llama"), VOCAB_SIZE, tmp_path, 0, torch.device("cpu"))
     rules = Packing(EOD, separate_attention=True, restart_positions=True)
-    source = Source("data.data_path", tokens, None, range(1))
+    source = Source("data.data_path", tokens, None, range(1), None)
     # The windows are the samples of the batch, except for the label at the border between the two.
     labels = whole.labels.clone()
     labels[0, -1] = whole.tokens[1, 0]

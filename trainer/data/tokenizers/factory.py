@@ -64,8 +64,8 @@ def open_tokenizer(settings: TokenizerSettings) -> Tokenizer:
     if kind == "NullTokenizer":
         if settings.vocab_size is None or not 1 <= settings.vocab_size < _MOST_IDS:
             raise DataError(
-                f"tokenizer_type: NullTokenizer needs model.vocab_size (here --vocab-size), from 1 to {_MOST_IDS - 1}; "
-                "set it"
+                f"vocab_size: NullTokenizer needs it, from 1 to {_MOST_IDS - 1}; set model.vocab_size, or --vocab-size "
+                "of llmctl data prepare"
             )
         return NullTokenizer(settings.vocab_size)
     if not settings.is_set:

@@ -28,7 +28,7 @@ def refused(says: str, **chosen: Any) -> None:
 def test_missing_and_wrong_names(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.tokenizer_model: is unset; name a tokenizer.json"):
         load_tokenizer(DataConfig())
-    with pytest.raises(DataError, match=r"NullTokenizer needs model.vocab_size"):
+    with pytest.raises(DataError, match=r"vocab_size: NullTokenizer needs it, from 1 to \d+; set model.vocab_size"):
         load_tokenizer(DataConfig(tokenizer_type="NullTokenizer"))
     refused("valid are HuggingFaceTokenizer", tokenizer_type="x")
     for name in ("none.json", "none.model", "none.tiktoken"):
