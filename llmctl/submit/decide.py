@@ -43,40 +43,31 @@ def decide_job(
     """
     profile, is_remote = session.profile, session.transport.is_remote
     backend = session.backend or context.backend(profile)
-    visible = None
-    if backend.capabilities.starts_in_place:
-        from llmctl.submit.visible_gpus import visible_gpus
-
-        visible = visible_gpus(context)
+    visible = _visible_gpus(context) if backend.capabilities.starts_in_place else None
     image = image_of(spec, profile)
     in_container = image is not None and profile.container.runtime is not None
-    inside = profile.container.workdir if in_container else None
     outside = run_dir if is_remote else Path(cwd) if cwd is not None else context.cwd
+    inside = profile.container.workdir if in_container else None
     working_dir = run_dir / "code" / "user" if spec.code else Path(inside) if inside is not None else outside
-    mounts: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    container = None
-    if image is not None:
-        from llmctl.site.container import plan_container
-        from llmctl.submit.container_mounts import own_mounts
-
-        mounts, written = own_mounts(spec, profile, config, run_dir, working_dir)
-        container = plan_container(spec, profile, cwd=str(context.cwd), own_mounts=mounts)
+    mounts, written, container = (
+        ((), (), None) if image is None else _container(spec, profile, config, run_dir, working_dir, str(context.cwd))
+    )
+    request = build_request(
+        spec,
+        profile,
+        backend,
+        name=run_dir.name,
+        run_dir=str(run_dir),
+        container=container,
+        visible_gpus=visible,
+        on_cpu=config is not None and config.training.device == "cpu",
+    )
     # Our own interpreter means nothing on another machine; a COMMAND needs Python only for the rendezvous.
     own_python = sys.executable if not is_remote else "python3" if spec.command else ""
     return Job(
         spec=spec,
         config=config,
-        request=build_request(
-            spec,
-            profile,
-            backend,
-            name=run_dir.name,
-            run_dir=str(run_dir),
-            container=container,
-            visible_gpus=visible,
-            on_cpu=config is not None and config.training.device == "cpu",
-        ),
+        request=request,
         backend=backend,
         folders=context.folders,
         is_remote=is_remote,
@@ -90,6 +81,23 @@ def decide_job(
         new_folders=written if container is not None else (),
         visible_gpus=visible,
     )
+
+
+def _visible_gpus(context: Context) -> tuple[str, ...]:
+    from llmctl.submit.visible_gpus import visible_gpus
+
+    return visible_gpus(context)
+
+
+def _container(
+    spec: JobSpec, profile: ClusterProfile, config: "TrainConfig | None", run_dir: Path, working_dir: Path, cwd: str
+) -> "tuple[tuple[str, ...], tuple[str, ...], ContainerPlan | None]":
+    """Folders that the container of a job with an image must mount, the written ones among them, and the container."""
+    from llmctl.site.container import plan_container
+    from llmctl.submit.container_mounts import own_mounts
+
+    mounts, written = own_mounts(spec, profile, config, run_dir, working_dir)
+    return mounts, written, plan_container(spec, profile, cwd=cwd, own_mounts=mounts)
 
 
 def build_request(

@@ -7,11 +7,12 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.schedulers import kernel_cache
@@ -186,3 +187,12 @@ class Site:
     def queue(self, job_id: str) -> Sequence[str]:
         """Lines of squeue for a job."""
         return self.cluster.run("squeue", "-h", "-o", "%i %T", "-j", job_id).splitlines()
+
+
+@pytest.fixture(scope="module")
+def site(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A home with profiles on the Slurm of a file of tests; its jobs end with the file."""
+    site = Site(slurm_cluster, tmp_path_factory.mktemp("slurm"))
+    site.prepare()
+    yield site
+    slurm_cluster.run("scancel", "--user=root")

@@ -12,11 +12,11 @@ import pytest
 
 from tests.schedulers.prepared_text import check_preparation
 from tests.schedulers.running import held
-from tests.schedulers.slurm_site import Site
-from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.schedulers.slurm_site import Site, site
+from tests.testbeds.slurm_cluster import slurm_cluster
 from tests.waiting import HANG_S, wait_for
 
-__all__ = ["slurm_cluster"]
+__all__ = ["site", "slurm_cluster"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 NODES = ("n1", "n2", "n3", "n4")
 # Summation over four ranks rounds differently from summation on one rank.
@@ -24,14 +24,6 @@ TOLERANCE = 1e-5
 ENDLESS = ("--set", "training.train_iters=1000000")
 # Read during collection, because tests do not see the LLMCTL_* variables of the caller.
 REAL_PYXIS, REAL_IMAGE = os.environ.get("LLMCTL_TEST_PYXIS"), os.environ.get("LLMCTL_TEST_IMAGE")
-
-
-@pytest.fixture(scope="module")
-def site(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site(slurm_cluster, tmp_path_factory.mktemp("slurm"))
-    site.prepare()
-    yield site
-    slurm_cluster.run("scancel", "--user=root")
 
 
 @pytest.fixture(scope="module")

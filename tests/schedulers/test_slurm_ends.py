@@ -15,11 +15,11 @@ import yaml
 
 from llmctl.runs.state import STALLED_S
 from tests.schedulers.running import ranks_of
-from tests.schedulers.slurm_site import Site
-from tests.testbeds.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.schedulers.slurm_site import Site, site
+from tests.testbeds.slurm_cluster import slurm_cluster
 from tests.waiting import HANG_S, wait_for
 
-__all__ = ["slurm_cluster"]
+__all__ = ["site", "slurm_cluster"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 ENDLESS = ("--set", "training.train_iters=1000000")
 HOLD = """
@@ -33,14 +33,6 @@ print("held", flush=True)
 while os.WIFSTOPPED(os.waitpid(pid, WALL)[1]):
     pass
 """
-
-
-@pytest.fixture(scope="module")
-def site(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site(slurm_cluster, tmp_path_factory.mktemp("slurm"))
-    site.prepare()
-    yield site
-    slurm_cluster.run("scancel", "--user=root")
 
 
 @contextmanager

@@ -72,7 +72,7 @@ RELATIONS = (
         ),
     ),
     Relation(
-        "bert_checks:check_bert",
+        "architecture_checks:check_bert",
         (
             *("model.architecture", "model.num_tokentypes", "model.bert_binary_head"),
             *("data.mask_prob", "data.short_seq_prob"),
@@ -81,7 +81,7 @@ RELATIONS = (
     Relation("parallel_checks:check_parallelism", ("parallel.*", "training.recompute_modules")),
     Relation("expert_checks:check_expert_keys", ("parallel.*", "model.num_experts", "model.moe_*")),
     Relation(
-        "encoder_decoder_checks:check_encoder_decoder",
+        "architecture_checks:check_encoder_decoder",
         (
             *("model.architecture", "model.position_embedding_type", "model.decoder_num_layers"),
             *("model.relative_attention_*", "training.decoder_seq_length"),

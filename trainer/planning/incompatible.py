@@ -29,12 +29,16 @@ def _has_chunks_to_spare(config: TrainConfig) -> bool:
     return schedule is not None and default_chunks(schedule) == 1 < virtual_stages_per_rank(config)
 
 
-def _is_changed(key: str, config: TrainConfig) -> bool:
-    return bool(getattr(config.model, key) != type(config.model).model_fields[key].default)
+def is_changed(section: str, key: str, config: TrainConfig) -> bool:
+    """True if a key has another value than its default."""
+    values = getattr(config, section)
+    return bool(getattr(values, key) != type(values).model_fields[key].default)
 
 
-# (key to name, True if the config has this combination, message)
-IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
+Rows = tuple[tuple[str, Callable[["TrainConfig"], bool], str], ...]
+"""Of combinations: the key to name, a test whether the config has it, and the message."""
+
+IMPOSSIBLE: Rows = (
     (
         "model.attention_backend",
         lambda c: c.model.attention_backend in ("flash", "fused") and c.model.attention_dropout > 0,
@@ -280,7 +284,7 @@ IMPOSSIBLE: tuple[tuple[str, Callable[[TrainConfig], bool], str], ...] = (
     ),
     (
         "model.mtp_loss_scaling_factor",
-        lambda c: c.model.mtp_num_layers == 0 and _is_changed("mtp_loss_scaling_factor", c),
+        lambda c: c.model.mtp_num_layers == 0 and is_changed("model", "mtp_loss_scaling_factor", c),
         "needs mtp_num_layers above 0; set that, or leave this key out",
     ),
 )
@@ -292,6 +296,15 @@ def check_incompatible(config: TrainConfig) -> None:
     Raises:
         ConfigError: names the key, and the remedy.
     """
-    for key, is_asked_for, sentence in IMPOSSIBLE:
+    refuse_first(IMPOSSIBLE, config)
+
+
+def refuse_first(rows: Rows, config: TrainConfig) -> None:
+    """Refuse the first combination of a table that the config has.
+
+    Raises:
+        ConfigError: names the key, and the remedy.
+    """
+    for key, is_asked_for, sentence in rows:
         if is_asked_for(config):
             raise ConfigError(key, sentence)

@@ -273,12 +273,6 @@ def _build_loop(
     metrics = MetricsFile(run.metrics, attempt.lock) if run is not None and mesh.rank == 0 else None
     if metrics is not None:
         resources.callback(metrics.close)
-    speed = SpeedScale(
-        tokens_per_iteration=config.global_batch_size(mesh.dp) * config.tokens_per_sample,
-        flops_per_token=flops_per_token(config, data.vocab_size),
-        devices=mesh.world_size,
-        peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
-    )
     if mesh.rank == 0:
         _print_summary(config, mesh, device, data, selection, restored, progress)
     return TrainingLoop(
@@ -287,7 +281,7 @@ def _build_loop(
         optimizer=optimizer,
         data=loader,
         progress=progress,
-        speed=speed,
+        speed=_speed_scale(config, mesh, data.vocab_size, device),
         stop=attempt.stop,
         heartbeat=attempt.heartbeat,
         device=device,
@@ -297,6 +291,16 @@ def _build_loop(
         lock=attempt.lock,
         attempt=number,
         saved_iteration=saved_iteration,
+    )
+
+
+def _speed_scale(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: torch.device) -> SpeedScale:
+    """The sizes by which the time of an iteration becomes tokens and operations per second."""
+    return SpeedScale(
+        tokens_per_iteration=config.global_batch_size(mesh.dp) * config.tokens_per_sample,
+        flops_per_token=flops_per_token(config, vocab_size),
+        devices=mesh.world_size,
+        peak_tflops=config.logging.peak_tflops or known_peak_tflops(device_name(device)),
     )
 
 

@@ -164,6 +164,8 @@ def parse(name: str, text: str, *, home: str, local_user: str) -> SshConfig:
     def path(value: str) -> str:
         return expand(re.sub(r"^~(?=/|$)", lambda _: home, value), tokens)
 
+    listed = (*values.get("userknownhostsfile", []), *values.get("globalknownhostsfile", []))
+    known_hosts = [file for value in listed for file in _paths(value)]
     agent = values.get("identityagent", [_DEFAULT_AGENT])[0]
     timeout = first("connecttimeout")
     preferred = first("preferredauthentications")
@@ -178,13 +180,7 @@ def parse(name: str, text: str, *, home: str, local_user: str) -> SshConfig:
         identity_agent=None if agent == _DEFAULT_AGENT else "" if agent == "none" else path(agent),
         proxy_jump=first("proxyjump"),
         proxy_command=expand(first("proxycommand"), tokens),
-        known_hosts=tuple(
-            path(file)
-            for key in ("userknownhostsfile", "globalknownhostsfile")
-            for value in values.get(key, [])
-            for file in _paths(value)
-            if file != "none"
-        ),
+        known_hosts=tuple(path(file) for file in known_hosts if file != "none"),
         host_key_alias=first("hostkeyalias"),
         has_control_path=bool(first("controlpath")),
         connect_timeout_s=float(timeout) if timeout.isdecimal() and int(timeout) > 0 else None,

@@ -9,7 +9,7 @@ import pytest
 from tests.trainer.planning.refused_combinations import CP, EP, MOE, PER_STAGE, PP, REFUSED, SHARDING, TP, VIRTUAL
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
-from trainer.planning.bert_checks import OF_BERT
+from trainer.planning.architecture_checks import OF_BERT
 from trainer.planning.build_config import build_config
 from trainer.planning.checks import check_world_size
 from trainer.planning.incompatible import IMPOSSIBLE
