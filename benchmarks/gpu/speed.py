@@ -50,7 +50,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a Llama and its batch."""
+    """Shape of a Llama and its batch, and the part of the optimizer's states that stays in CPU memory."""
 
     layers: int
     hidden: int
@@ -60,6 +60,7 @@ class Shape:
     vocab: int
     sequence: int
     micro_batch: int
+    offload: float = 0.0
 
     def config(self, device: str) -> TrainConfig:
         """The training config, also the source of FLOPs for the plain loop."""
@@ -88,15 +89,20 @@ class Shape:
                     "bf16": True,
                     "device": device,
                 },
-                "optimizer": {"lr": 1e-4, "lr_decay_style": "constant", "adam_beta2": 0.95},
+                "optimizer": {"lr": 1e-4, "lr_decay_style": "constant", "adam_beta2": 0.95, **self.placement()},
                 "data": {"mock_data": True},
             }
         )
+
+    def placement(self) -> dict[str, Any]:
+        """Keys of the optimizer's section for ``offload``."""
+        return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": self.offload} if self.offload else {}
 
 
 SHAPES = {
     "1b": Shape(16, 2048, 32, 8, 8192, 128256, 4096, 4),
     "3b": Shape(28, 3072, 24, 8, 8192, 128256, 4096, 1),
+    "8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192, 1, offload=0.5),
     "345m": Shape(24, 1024, 16, 16, 2816, 50304, 1024, 4),
     "toy": Shape(2, 64, 4, 2, 128, 512, 64, 2),
 }

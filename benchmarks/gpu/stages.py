@@ -103,6 +103,7 @@ STAGES = (
     speed("ours", "3b", 8, 120),
     speed("plain", "3b", 8, 180),
     speed("transformers", "1b", 8, 180),
+    speed("ours", "8b", 8, 150),
 )
 
 

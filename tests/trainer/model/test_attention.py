@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.model import dense_attention as dense
 from trainer.config.sections.model import ModelConfig
@@ -133,6 +134,23 @@ def test_calls_of_gpu_kernels_have_the_form_that_torch_declares(kernel, dtype, w
         assert log_sum_exp.dtype is torch.float32
         grads = kernel.backward(torch.empty_like(output), queries, key, key, output, log_sum_exp, **form)
         assert [grad.shape for grad in grads] == [queries.shape, key.shape, key.shape]
+
+
+def test_the_efficient_kernel_gets_rows_without_gaps() -> None:
+    # It takes the strides of all tensors but the output's rows; a tile of two samples has gaps between them.
+    query = torch.empty(33, 2, 4, 64, dtype=torch.float16, device="meta").permute(1, 2, 0, 3)[:, :, 5:20]
+    strides = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), more=None):
+            if function is torch.ops.aten._scaled_dot_product_efficient_attention_backward.default:
+                strides.append(arguments[5].stride())
+            return function(*arguments, **(more or {}))
+
+    log_sum_exp = torch.empty(query.shape[:3], device="meta")
+    with Recorder():
+        TorchEfficient().backward(query, query, query, query, query, log_sum_exp, settings=settings(64), band=CAUSAL)
+    assert strides == [(15 * 4 * 64, 64, 4 * 64, 1)]
 
 
 @pytest.mark.parametrize(("kernel", "width"), [(TorchFlash(), 64), (PaddedPacked(TorchFlash(), 8), 20)])

@@ -138,7 +138,7 @@ def _loss(model: ParallelModel, case: Case, number: int, scale: float) -> float:
         loss_scale=scale,
         randomness=StepRandomness(case.config().training.seed, number),
     )
-    return float((losses / torch.tensor(counts)).sum())
+    return float((losses.cpu() / torch.tensor(counts)).sum())
 
 
 def _masters(model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> dict[str, np.ndarray]:

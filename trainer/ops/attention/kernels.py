@@ -280,6 +280,8 @@ class TorchEfficient:
         if not _is_square_or_full(query, key, band):
             tensors = (grad_output, query, key, value, output, log_sum_exp)
             return self._unfused.backward(*tensors, settings=settings, band=band)
+        # The kernel takes the strides of all tensors but this one: in 16 bits it reads rows of A x D values in a row.
+        output = output.transpose(1, 2).contiguous().transpose(1, 2)
         # exp(score - inf) = 0: padding rows contribute nothing.
         padding = -log_sum_exp.shape[-1] % self._ALIGNMENT
         padded = torch.nn.functional.pad(log_sum_exp, (0, padding), value=torch.inf).contiguous()

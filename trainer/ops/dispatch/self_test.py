@@ -103,9 +103,11 @@ def _run(operation: Operation[Any], function: Callable[..., Any], arguments: Any
     found = [output.detach().clone() for output in outputs]
     if differentiable:
         leaves = [value for value in _tensors(arguments) if value.requires_grad]
-        generator = torch.Generator().manual_seed(2)
+        # On the CPU, also where torch's default device is a GPU.
+        generator = torch.Generator("cpu").manual_seed(2)
         grads = [
-            torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output) for output in differentiable
+            torch.randn(output.shape, generator=generator, dtype=torch.float64, device="cpu").to(output)
+            for output in differentiable
         ]
         # A scalar has these gradients to the bit; torch imports sympy, for a second, if it is given gradients.
         scalar = torch.stack([(output * grad).sum() for output, grad in zip(differentiable, grads, strict=True)]).sum()

@@ -25,6 +25,7 @@ from trainer.ops.dispatch.library import Library
 from trainer.ops.dispatch.registry import OPERATIONS as ROWS
 from trainer.ops.dispatch.self_test import self_test
 from trainer.ops.operation import Operation
+from trainer.ops.rms_norm import ADD_RMS_NORM, RMS_NORM
 
 pytestmark = pytest.mark.gpu
 
@@ -62,7 +63,12 @@ def test_torch_compiles_the_references(
 ) -> None:
     # Otherwise inductor's compilers outlive the tests.
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
-    assert self_test(operation, "compile", torch.device("cuda", 0), dtype) is None
+    problem = self_test(operation, "compile", torch.device("cuda", 0), dtype)
+    if torch.__version__.startswith("2.11.") and dtype is torch.float32 and operation in (RMS_NORM, ADD_RMS_NORM):
+        # This torch loses the gradients of a Function whose input is converted to its own dtype.
+        assert problem is not None
+    else:
+        assert problem is None
 
 
 @pytest.fixture(scope="module")
