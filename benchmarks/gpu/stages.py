@@ -95,7 +95,7 @@ STAGES = (
     ),
     Stage(
         "kernels",
-        module("trainer", "kernels", "bench", "--dtype", "bfloat16", "--device", "cuda", "--no-compile", "--json"),
+        module("trainer", "kernels", "bench", "--dtype", "bfloat16", "--device", "cuda", "--json"),
         module("trainer", "kernels", "bench", "rms_norm=8x64", "--dtype", "float32", "--copy-mib", "1", "--json"),
         150,
     ),

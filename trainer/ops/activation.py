@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from trainer.ops.autograd import differentiable_once, with_gradient
 from trainer.ops.bench_case import Bench, Case, Draw, Size
-from trainer.ops.operation import Implementation, Operation, compiled
+from trainer.ops.operation import Implementation, Operation
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "squared_relu"]
 Activate = Callable[..., torch.Tensor]
@@ -273,7 +273,6 @@ ACTIVATION: Operation[Activate] = Operation(
     # tanh GeLU with a bias. An AMD EPYC takes 81 us for SwiGLU of 32 Ki elements, and 86 us with torch's operations.
     {
         "native": Implementation(_fused(_native), smallest={"cpu": 1 << 15}),
-        "compile": compiled(_REFERENCE),
         "reference": Implementation(_REFERENCE),
     },
     [

@@ -25,7 +25,7 @@ from trainer.ops import cross_entropy_reference
 from trainer.ops.autograd import differentiable_once
 from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.loss_terms import LossTerms, VocabColumns
-from trainer.ops.operation import Implementation, Operation, compiled
+from trainer.ops.operation import Implementation, Operation
 
 __all__ = ["CROSS_ENTROPY", "Combine", "LossTerms", "VocabColumns", "counted_from"]
 
@@ -322,7 +322,6 @@ CROSS_ENTROPY: Operation[Callable[..., torch.Tensor]] = Operation(
         "native": Implementation(
             _cross_entropy(_Kernels(_native_stats, _native_gradient_, _native_losses)), smallest={"cpu": 1 << 16}
         ),
-        "compile": compiled(_REFERENCE),
         "reference": Implementation(_REFERENCE),
     },
     # The last example has whole vectors, and rows that are shared by a block of threads.

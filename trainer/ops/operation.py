@@ -3,7 +3,6 @@
 The backends, in the order in which ``auto`` prefers them:
     native: csrc/, compiled for this machine's processor; for GPUs compiled by nvcc.
     nvrtc: the same GPU code, compiled by the NVRTC that comes with torch. For older GPUs and machines without nvcc.
-    compile: torch.compile of the reference. ``auto`` takes it on GPUs only, where the reference is slowest.
     torch: torch's fused operation, if that is not the reference.
     reference: plain torch operations, against which all other backends are tested.
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
@@ -24,7 +22,7 @@ from trainer.config.kernel_names import BACKENDS, Backend
 if TYPE_CHECKING:
     from trainer.ops.bench_case import Bench
 
-__all__ = ["BACKENDS", "FLOATING", "Backend", "BySize", "Example", "Implementation", "Operation", "compiled"]
+__all__ = ["BACKENDS", "FLOATING", "Backend", "BySize", "Example", "Implementation", "Operation"]
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -115,24 +113,3 @@ class BySize:
     def __call__(self, *arguments: Any) -> Any:
         """Compute the operation."""
         return (self.small if arguments[0].numel() < self.smallest else self.large)(*arguments)
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """A function under torch.compile, which compiles at the first call of each size."""
-
-    reference: Callable[..., Any]
-
-    @cached_property
-    def _function(self) -> Callable[..., Any]:
-        # At the first call: the import of torch's compiler takes seconds. dynamic=False: code for any size is slower.
-        return torch.compile(self.reference, dynamic=False)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Compute the operation."""
-        return self._function(*arguments)
-
-
-def compiled(reference: Function) -> Implementation[Function]:
-    """Implementation on ``compile``, for references with the same sizes and constants in every step."""
-    return Implementation(cast("Function", _Compiled(reference)))

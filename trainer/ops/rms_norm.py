@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from trainer.ops.autograd import differentiable_once, with_gradient
 from trainer.ops.bench_case import EPSILON, ROWS, Bench, Case, Draw, Size
-from trainer.ops.operation import Implementation, Operation, compiled
+from trainer.ops.operation import Implementation, Operation
 
 Norm = Callable[..., torch.Tensor]
 """(hidden [T, H], weight [H], epsilon, adds_one = False) -> [T, H]."""
@@ -200,7 +200,6 @@ RMS_NORM: Operation[Norm] = Operation(
     "rms_norm",
     {
         "native": Implementation(_native),
-        "compile": compiled(_reference),
         "torch": Implementation(_torch, ("cuda",)),
         "reference": Implementation(_reference),
     },
@@ -213,7 +212,6 @@ ADD_RMS_NORM: Operation[NormOfSum] = Operation(
     "add_rms_norm",
     {
         "native": Implementation(_native_of_sum),
-        "compile": compiled(_of_sum(_reference)),
         "torch": Implementation(_of_sum(_torch), ("cuda",)),
         "reference": Implementation(_of_sum(_reference)),
     },

@@ -15,7 +15,7 @@ import torch
 
 from trainer.ops.autograd import differentiable_once, with_gradient
 from trainer.ops.bench_case import Bench, Case, Draw, Size
-from trainer.ops.operation import Implementation, Operation, compiled
+from trainer.ops.operation import Implementation, Operation
 
 MaskedSoftmax = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 CausalSoftmax = Callable[[torch.Tensor, float], torch.Tensor]
@@ -140,7 +140,6 @@ SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
     "scaled_masked_softmax",
     {
         "native": Implementation(_native_masked),
-        "compile": compiled(_reference_masked),
         "reference": Implementation(_reference_masked),
     },
     [partial(_masked_example, shape) for shape in _SHAPES],
@@ -151,7 +150,6 @@ SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
     "scaled_causal_softmax",
     {
         "native": Implementation(_native_causal),
-        "compile": compiled(_reference_causal),
         "reference": Implementation(_reference_causal),
     },
     [partial(_causal_example, shape) for shape in _SHAPES],

@@ -140,7 +140,7 @@ def requested_in_cpu_memory(config: TrainConfig) -> dict[str, RequestedBackend]:
         return {}
     step = requested["adamw"]
     # Backends that exist only on GPUs, and their replacement on the CPU.
-    instead: dict[str, BackendChoice] = {"nvrtc": "auto", "compile": "torch"}
+    instead: dict[str, BackendChoice] = {"nvrtc": "auto"}
     if not step.is_named:
         # kernel_backend: native is meant for the GPU; a CPU too old for the native build is accepted.
         instead["native"] = "auto"

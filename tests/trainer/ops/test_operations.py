@@ -107,7 +107,7 @@ BACKENDS = [
     pytest.param(operation, backend, id=f"{operation.name}-{backend}")
     for operation in OPERATIONS
     for backend in operation.implementations
-    if backend != "compile" and any(value.requires_grad for value in tensors_of(example(operation)))
+    if any(value.requires_grad for value in tensors_of(example(operation)))
 ]
 
 

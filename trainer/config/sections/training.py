@@ -7,13 +7,21 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 from trainer.config.kernel_names import BackendChoice
 from trainer.config.sections.section import Section
 
+_RENAMED = {"own": "native", "eager": "reference"}
+"""Names of release 0.1.0."""
+_REMOVED = ("compile", "triton")
+"""Backends of earlier releases."""
+
 
 def _current_name(name: Any) -> Any:
-    return {"own": "native", "eager": "reference"}.get(name, name) if isinstance(name, str) else name
+    """The present name of a backend. Refuses removed backends with their replacement."""
+    if name in _REMOVED:
+        raise ValueError("this backend was removed; use auto, native, torch or reference")
+    return _RENAMED.get(name, name) if isinstance(name, str) else name
 
 
 BackendKey = Annotated[BackendChoice, BeforeValidator(_current_name)]
-"""Name of a backend. ``own`` and ``eager``, the names in release 0.1.0, mean ``native`` and ``reference``."""
+"""Name of a backend."""
 
 
 class TrainingConfig(Section):
@@ -61,9 +69,8 @@ class TrainingConfig(Section):
     deterministic_mode: bool = False
     kernel_backend: BackendKey = "auto"
     """Backend of the memory-bound ops: native (csrc, compiled by nvcc or a C++ compiler), nvrtc (csrc, compiled by
-    NVRTC), compile (torch.compile of reference; on CPUs only if named), torch, or reference (plain PyTorch). auto: the
-    first available backend that passes its self-test, in this order, or in the order of trainer.ops.dispatch.tuning on
-    GPUs that ``python -m trainer kernels bench`` has measured."""
+    NVRTC), torch, or reference (plain PyTorch). auto: the first available backend that passes its self-test, in this
+    order."""
     kernel_backends: dict[str, BackendKey] = {}
     """Backend per op, as in ``rope: reference``. trainer.planning.kernel_choice lists the ops."""
     no_masked_softmax_fusion: bool = False

@@ -1,1 +1,1 @@
-"""Selection of a backend for every op: availability, self-test, tuning results, consensus of ranks."""
+"""Selection of a backend for every op: availability, self-test, consensus of ranks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,6 @@ from trainer.config.errors import ConfigError
 from trainer.distributed.collectives import max_over_ranks
 from trainer.ops.dispatch.registry import OPERATIONS, Kernels
 from trainer.ops.dispatch.self_test import self_test
-from trainer.ops.dispatch.tuning import Rankings
 from trainer.ops.operation import BACKENDS, Backend, Operation
 
 if TYPE_CHECKING:
@@ -36,13 +35,11 @@ class Availability:
         missing: backend -> reason and remedy, as one sentence.
         described: backend -> details for reports.
         in_cpu_memory: availability for the CPU computations of a run on a GPU; None: no such computations.
-        rankings: orders in which ``auto`` tries the backends instead of that of BACKENDS; alike on all ranks.
     """
 
     missing: Mapping[Backend, str]
     described: Mapping[Backend, str]
     in_cpu_memory: Availability | None = None
-    rankings: Rankings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,8 +127,7 @@ def choose_kernels(
     """
     operations = [operation for operation in OPERATIONS if operation.name in requested]
     candidates = {
-        operation.name: _candidates(operation, requested[operation.name], availability, device, dtype)
-        for operation in operations
+        operation.name: _candidates(operation, requested[operation.name], device, dtype) for operation in operations
     }
     _check_any_named(requested, candidates, device)
     known = {operation.name: operation for operation in operations}
@@ -153,9 +149,6 @@ def choose_kernels(
         if found and requested[name].backend != "auto":
             backend, problem = found[0]
             raise ConfigError(requested[name].key, f"{name} cannot run on {backend}: {problem}; or set it to auto")
-    for name, found in reasons.items():
-        if requested[name].backend == "auto":
-            found += _measured_reasons(known[name], chosen[name], availability, device, dtype)
     return KernelSelection(Kernels.of(chosen, device), chosen, reasons, availability.described)
 
 
@@ -205,20 +198,10 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _candidates(
-    operation: Operation[Any],
-    requested: RequestedBackend,
-    availability: Availability,
-    device: torch.device,
-    dtype: torch.dtype,
+    operation: Operation[Any], requested: RequestedBackend, device: torch.device, dtype: torch.dtype
 ) -> list[Backend]:
     """Backends to try before the reference, best first."""
-    ranking = availability.rankings.get((operation.name, name_of(dtype)))
-    if ranking is not None:
-        order = ranking.order[: ranking.order.index("reference")]
-    else:
-        # On a CPU, compilation would delay the start by a minute for a small gain.
-        order = tuple(name for name in BACKENDS if name != "compile" or device.type != "cpu")
-    names = order if requested.backend == "auto" else (requested.backend,)
+    names = BACKENDS if requested.backend == "auto" else (requested.backend,)
     problems = {name: implementation_problem(operation, name, device, dtype) for name in names}
     if requested.is_named and requested.backend != "auto" and problems[requested.backend] is not None:
         there = [name for name in BACKENDS if implementation_problem(operation, name, device, dtype) is None]
@@ -228,21 +211,6 @@ def _candidates(
             f"use {' or '.join(there)}",
         )
     return [name for name in names if problems[name] is None and name != "reference"]
-
-
-def _measured_reasons(
-    operation: Operation[Any], chosen: Backend, availability: Availability, device: torch.device, dtype: torch.dtype
-) -> list[tuple[Backend, str]]:
-    """Available backends before the chosen one in BACKENDS that measured no better, with reasons."""
-    ranking = availability.rankings.get((operation.name, name_of(dtype)))
-    return [
-        (name, ranking.reasons[name])
-        for name in BACKENDS[: BACKENDS.index(chosen)]
-        if ranking is not None
-        and name in ranking.reasons
-        and name not in availability.missing
-        and implementation_problem(operation, name, device, dtype) is None
-    ]
 
 
 def _check_any_named(
@@ -267,9 +235,6 @@ def _problem(
     if tested is None and dtype != torch.float32 and torch.float32 in implementation.dtypes:
         # A 16-bit model computes parts, such as a router or a loss, in float32.
         tested = self_test(operation, backend, device, torch.float32)
-    if backend == "compile":
-        # The examples would count towards the eight sizes that torch compiles before it gives up.
-        torch.compiler.reset()
     return tested
 
 

@@ -15,7 +15,7 @@ import torch
 
 from trainer.config.kernel_names import Backend
 from trainer.ops.build.build_cache import LIMIT_S
-from trainer.ops.build.build_settings import BuildError, LineReport, outcome_of
+from trainer.ops.build.build_settings import BuildError, LineReport
 from trainer.ops.build.device_image import DeviceImage, ImageBackend, compiled_name, load_device_image
 from trainer.ops.dispatch.build_consensus import BuildConsensus, BuildSource
 from trainer.ops.dispatch.library import LEVELS, Library, built_name, load_built, load_on_demand
@@ -26,7 +26,6 @@ from trainer.ops.dispatch.selection import (
     slow_processor,
     with_cpu_memory,
 )
-from trainer.ops.dispatch.tuning import Rankings, TuningResults, measurements_in, rankings_of
 from trainer.planning.kernel_choice import RequestedBackend, requested_backends, requested_in_cpu_memory
 
 if TYPE_CHECKING:
@@ -68,17 +67,7 @@ class KernelSetup:
                 missing, described = _on_cpu(library)
             self._add_images(library, "nvrtc" in names, missing, described)
             in_cpu_memory = Availability(*_on_cpu(library))
-        return Availability(missing, described, in_cpu_memory, self._rankings() if "auto" in names else {})
-
-    def _rankings(self) -> Rankings:
-        """Rankings by rank 0's tuning results of its kind of GPU."""
-        if self.device.type != "cuda":
-            return {}
-        text = outcome_of(lambda: tuning_here(self.settings, self.device).text())
-        agreed = self._ranks.of_first("" if isinstance(text, BuildError) else text)
-        # An invalid file counts as a missing file.
-        rankings = outcome_of(lambda: rankings_of(measurements_in(agreed)))
-        return {} if isinstance(rankings, BuildError) else rankings
+        return Availability(missing, described, in_cpu_memory)
 
     def _library(self) -> Library | BuildError:
         """The library, on the best instruction set that all ranks' processors support."""
@@ -133,11 +122,6 @@ class KernelSetup:
     @property
     def _ranks(self) -> BuildConsensus:
         return BuildConsensus(self.device, self.builds)
-
-
-def tuning_here(settings: BuildSettings, device: torch.device) -> TuningResults:
-    """Tuning results of a CUDA device."""
-    return TuningResults.of(settings.cache, torch.cuda.get_device_name(device), torch.__version__)
 
 
 def _on_cpu(library: Library | BuildError) -> tuple[dict[Backend, str], dict[Backend, str]]:

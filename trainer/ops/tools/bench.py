@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.selection import choose_kernels, implementation_problem, name_of
 from trainer.ops.dispatch.setup import KernelSetup
-from trainer.ops.dispatch.tuning import rank
 from trainer.ops.operation import BACKENDS, Backend, Operation
 from trainer.planning.kernel_choice import RequestedBackend
 
@@ -51,14 +50,12 @@ class Plan:
         copy_mib: size of the copied tensor, larger than the caches.
         by_cpu_time: measure CPU time of the calling thread, for machines with other load.
         forward_only: measure forward without backward.
-        compiles: also measure the backend ``compile``, which takes seconds for each size.
     """
 
     repeats: int = 7
     copy_mib: int = 256
     by_cpu_time: bool = False
     forward_only: bool = False
-    compiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,36 +163,16 @@ def measure(
     for dtype in dtypes:
         chosen = choose_kernels(auto, availability, device, dtype, is_alone=True).backends
         for operation in operations:
-            rows: list[Measurement] = []
             for size in requested[operation.name] or usual_sizes(BENCHES[operation.name], device):
-                rows += _measure_case(
+                yield from _measure_case(
                     operation, size, device, dtype, plan, availability, chosen[operation.name], copy_bytes_per_s
                 )
-            yield from rows if plan.forward_only else _ranked(operation, rows, availability, device, dtype)
 
 
 def usual_sizes(bench: Bench, device: torch.device) -> list[Size]:
     """The sizes of a bench; on a GPU the large sizes are multiplied."""
     times = _TIMES_FOR_GPU if device.type == "cuda" else 1
     return [(times * size[0], *size[1:]) if math.prod(size) >= _LARGE else size for size in bench.sizes]
-
-
-def _ranked(
-    operation: Operation[Any],
-    rows: Sequence[Measurement],
-    availability: Availability,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Sequence[Measurement]:
-    """Update ``is_chosen`` on a GPU by the ranking of these measurements."""
-    ranking = rank([asdict(row) for row in rows]) if device.type == "cuda" else None
-    if ranking is None:
-        return rows
-    with_ranking = replace(availability, rankings={(operation.name, name_of(dtype)): ranking})
-    chosen = choose_kernels({operation.name: _AUTO}, with_ranking, device, dtype, is_alone=True).backends[
-        operation.name
-    ]
-    return [replace(row, is_chosen=row.backend == chosen) for row in rows]
 
 
 def _measure_case(
@@ -215,10 +192,6 @@ def _measure_case(
         yield Measurement(*row, PLAIN, False, 0.0, 0.0, 0.0, 0.0, 0.0, _first_line(error))
         return
     functions, problems = _functions(operation, device, dtype, availability)
-    if plan.compiles:
-        torch.compiler.reset()  # Otherwise torch stops compiling a function after several sizes.
-    else:
-        functions.pop("compile", None)
     moved_bytes = cases[0].forward_bytes + (0 if plan.forward_only else cases[0].backward_bytes)
     used = _used(operation, chosen, device, cases[0])
     if used == SMALL:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from trainer.ops.build.build_settings import BuildError
 
 if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
-    from trainer.ops.tools.bench import Measurement, Plan
+    from trainer.ops.tools.bench import Measurement
 
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -93,11 +93,6 @@ def _parser() -> argparse.ArgumentParser:
         "--copy-mib", type=_count, default=256, metavar="N", help="size of the copied tensor in MiB (256)"
     )
     parser.add_argument("--forward", action="store_true", help="measure forward only")
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        help="also measure the backend compile, which takes seconds for each size; default: only on GPUs",
-    )
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread, for busy machines")
     parser.add_argument("--as-is", action="store_true", help="keep the MALLOC_* settings of this environment")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -143,15 +138,12 @@ def _measured(
     from trainer.ops.tools.bench import Plan, copy_speed, measure
 
     torch.set_num_threads(options.threads)
-    usual = Plan(options.repeats, options.copy_mib, options.cpu_time, options.forward, bool(options.compile))
-    # On a GPU, compile is the competitor of the native kernels. On a CPU it takes longer than all other backends.
-    on_gpu = replace(usual, compiles=options.compile is not False)
+    plan = Plan(options.repeats, options.copy_mib, options.cpu_time, options.forward)
     dtypes = [getattr(torch, name) for name in options.dtype or _DTYPES[:2]]
     names = [options.device] if options.device else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     copies, rows = {}, []
     for name in names:
         device = torch.device(name, 0) if name == "cuda" else torch.device(name)
-        plan = on_gpu if name == "cuda" else usual
         try:
             copies[name] = copy_speed(device, plan)
         except RuntimeError as error:  # such as out of memory
@@ -159,8 +151,6 @@ def _measured(
         for row in measure(requested, device, dtypes, plan, settings, copies[name]):
             rows.append(asdict(row))
             print(_progress(row), file=sys.stderr, flush=True)
-    if "cuda" in names and not options.forward:
-        _keep([row for row in rows if row["device"] == "cuda"], on_gpu, settings)
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -175,31 +165,6 @@ def _measured(
         "copy_gb_per_s": {name: speed / 1e9 for name, speed in copies.items()},
         "measurements": rows,
     }
-
-
-def _keep(rows: Sequence[Mapping[str, Any]], plan: Plan, settings: BuildSettings) -> None:
-    """Save measurements of the first GPU, so that ``auto`` uses them."""
-    import torch
-
-    from trainer.ops.dispatch.setup import tuning_here
-
-    tuning = tuning_here(settings, torch.device("cuda", 0))
-    usual = type(plan)()
-    try:
-        if plan.repeats < usual.repeats or plan.copy_mib < usual.copy_mib:
-            # A small copy stays in the caches, and no kernel reaches its speed.
-            message = (
-                f"not saved for auto, which needs --repeats {usual.repeats} and --copy-mib {usual.copy_mib} or more"
-            )
-        elif not plan.compiles:
-            message = "not saved for auto, which needs measurements of the backend compile"
-        elif tuning.keep(rows):
-            message = f"saved in {tuning.path}; auto uses these measurements on this kind of GPU"
-        else:
-            message = "not saved for auto, which needs measurements of large sizes and of several backends"
-    except OSError as error:
-        message = f"the measurements cannot be saved, so auto does not use them: {tuning.path}: {error.strerror}"
-    print(f"trainer kernels bench: {message}", file=sys.stderr)
 
 
 def _driver() -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import platform
 import sys
@@ -23,8 +22,7 @@ from trainer.ops.build.packages import unrelated_apex
 from trainer.ops.dispatch.library import LEVELS, Library, load_built
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.selection import choose_kernels, implementation_problem, name_of
-from trainer.ops.dispatch.setup import KernelSetup, tuning_here
-from trainer.ops.dispatch.tuning import measurements_in, rankings_of
+from trainer.ops.dispatch.setup import KernelSetup
 from trainer.ops.operation import BACKENDS
 from trainer.planning.kernel_choice import RequestedBackend
 
@@ -32,12 +30,6 @@ if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NOTES = (
-    "No GPU of this kind has been measured here. auto prefers native and nvrtc, which were fastest on an H100 and an "
-    "H200; training.kernel_backend: torch selects torch's operations instead. Run python -m trainer kernels bench "
-    "--device cuda to measure all backends here: auto then uses the measurements.",
-)
-"""Notes of the report without measurements."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +76,8 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     options = parser.parse_args(arguments)
     library = _library(settings)
     parts, rows = _parts(settings, library), list(_rows(settings))
-    apex, notes = unrelated_apex(), _notes(settings)
-    if apex is not None:
-        notes = (*notes, apex)
+    apex = unrelated_apex()
+    notes = [] if apex is None else [apex]
     if options.json:
         document = {
             "python": sys.executable,
@@ -105,15 +96,6 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     for note in notes:
         print(f"\n{note}")
     return 0
-
-
-def _notes(settings: BuildSettings) -> tuple[str, ...]:
-    """Notes of the report on this machine."""
-    if torch.cuda.is_available():
-        tuning = tuning_here(settings, torch.device("cuda", 0))
-        if rankings_of(measurements_in(tuning.text())):
-            return (f"On this GPU auto uses the measurements of kernels bench: {tuning.path}",)
-    return NOTES
 
 
 def _library(settings: BuildSettings) -> Library | str:
@@ -150,9 +132,6 @@ def _parts(settings: BuildSettings, library: Library | str) -> list[Part]:
     nvrtc = find_nvrtc(packages, settings.cuda_folders)
     detail = ", ".join(f"{found} at {found.path}" for found in nvrtc)
     parts.append(Part("NVRTC", bool(nvrtc), detail or "not found; torch for CUDA includes it"))
-    triton = outcome_of(partial(importlib.metadata.version, "triton"))
-    detail = triton if isinstance(triton, str) else "not installed; torch for CUDA includes it"
-    parts.append(Part("triton", isinstance(triton, str), detail))
     return parts
 
 

@@ -79,6 +79,15 @@ def test_auto_falls_back_with_one_line_that_names_operation_backend_and_reason()
     assert all(found.kernels[operation] is Kernels()[operation] for operation in OPERATIONS)
 
 
+def test_on_a_gpu_without_a_compiler_torch_comes_next(monkeypatch):
+    """Torch where it has a function of its own, and the reference where it has none or fails."""
+    monkeypatch.setattr(choice_module, "self_test", lambda operation, *_: "fails" if operation is ADAMW else None)
+    requested = {"rms_norm": AUTO, "rope": AUTO, "adamw": AUTO}
+    found = choose_kernels(requested, NO_COMPILER, torch.device("cuda", 0), torch.float32, is_alone=True)
+    assert found.backends == {"rms_norm": "torch", "rope": "reference", "adamw": "reference"}
+    assert found.fallbacks()[-1] == "kernels: adamw: reference instead of torch: fails"
+
+
 def test_a_reason_for_all_operations_is_one_line():
     found = chosen({"rms_norm": AUTO, "adamw": AUTO}, NO_COMPILER)
     assert found.backends == {"rms_norm": "reference", "adamw": "torch"}
@@ -95,9 +104,7 @@ def test_a_missing_backend_requested_by_name_is_an_error_with_a_remedy():
         chosen({"rms_norm": named}, NO_COMPILER)
     with pytest.raises(ConfigError, match="training.kernel_backend: rms_norm cannot run on native: .*set it to auto"):
         chosen({"rms_norm": replace(AUTO, backend="native")}, NO_COMPILER)
-    with pytest.raises(
-        ConfigError, match="cannot run on torch: no implementation on cpu; use native or compile or reference"
-    ):
+    with pytest.raises(ConfigError, match="cannot run on torch: no implementation on cpu; use native or reference"):
         chosen({"rms_norm": replace(named, backend="torch")})
     with pytest.raises(ConfigError, match="torch has no kernel on cpu; use auto or reference"):
         chosen({"rms_norm": replace(AUTO, backend="torch")})
@@ -179,7 +186,7 @@ def test_a_dtype_that_a_kernel_does_not_support(monkeypatch):
     operation = replace(RMS_NORM, implementations={**RMS_NORM.implementations, "native": limited})
     monkeypatch.setattr(choice_module, "OPERATIONS", (operation,))
     assert chosen({"rms_norm": AUTO}, dtype=torch.bfloat16).lines() == ["kernels: reference for rms_norm"]
-    with pytest.raises(ConfigError, match="bfloat16 is not supported; use compile or reference"):
+    with pytest.raises(ConfigError, match="bfloat16 is not supported; use reference"):
         chosen(
             {"rms_norm": RequestedBackend("native", "training.kernel_backends.rms_norm", True)}, dtype=torch.bfloat16
         )
@@ -248,7 +255,7 @@ def test_backends_in_cpu_memory_are_chosen_for_the_cpu(ranks):
 
 @pytest.mark.parametrize(
     ("backend", "there"),
-    [("auto", "auto"), ("native", "native"), ("nvrtc", "auto"), ("compile", "torch"), ("reference", "reference")],
+    [("auto", "auto"), ("native", "native"), ("nvrtc", "auto"), ("reference", "reference")],
 )
 def test_gpu_backends_are_not_requested_in_cpu_memory(backend, there):
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
@@ -258,9 +265,7 @@ def test_gpu_backends_are_not_requested_in_cpu_memory(backend, there):
     assert requested_in_cpu_memory(configured()) == {}
 
 
-@pytest.mark.parametrize(
-    ("backend", "there"), [("native", "auto"), ("nvrtc", "auto"), ("compile", "torch"), ("torch", "torch")]
-)
+@pytest.mark.parametrize(("backend", "there"), [("native", "auto"), ("nvrtc", "auto"), ("torch", "torch")])
 def test_a_backend_requested_for_all_operations_is_optional_in_cpu_memory(backend, there):
     """The config requests nothing of the host's processor."""
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
@@ -309,6 +314,14 @@ def test_a_switch_of_the_other_activation_turns_nothing_off():
         ({"kernel_backend": "apex"}, "training.kernel_backend: 'apex' is not valid"),
         ({"kernel_backends": {"rope": "apex"}}, "training.kernel_backends.rope: 'apex' is not valid"),
         (
+            {"kernel_backend": "compile"},
+            "training.kernel_backend: 'compile' is not valid: this backend was removed; use auto, native, torch or ref",
+        ),
+        (
+            {"kernel_backends": {"rope": "triton"}},
+            "training.kernel_backends.rope: 'triton' is not valid: this backend ",
+        ),
+        (
             {"kernel_backends": {"cross_entropy": "native"}, "cross_entropy_loss_fusion": False},
             "turns cross_entropy off, but training.kernel_backends requests native",
         ),
@@ -321,9 +334,9 @@ def test_config_errors(training, said):
 
 
 def test_backends_by_flag():
-    line = parse_command_line(["--kernel-backend", "reference", "--kernel-backends", "rope=native", "rms_norm=compile"])
+    line = parse_command_line(["--kernel-backend", "reference", "--kernel-backends", "rope=native", "rms_norm=torch"])
     assert line.values["training.kernel_backend"] == "reference"
-    assert line.values["training.kernel_backends"] == {"rope": "native", "rms_norm": "compile"}
+    assert line.values["training.kernel_backends"] == {"rope": "native", "rms_norm": "torch"}
 
 
 def test_zero_bubble_schedules_need_the_product_that_accumulates():

@@ -108,7 +108,7 @@ def test_unexpected_errors_are_reported_too(images, monkeypatch, tmp_path):
 
 def test_nothing_is_searched_without_a_request(images, tmp_path):
     asked = images()
-    availability = offered(tmp_path, "torch", "reference", "compile")
+    availability = offered(tmp_path, "torch", "reference")
     assert asked == [] and availability.described == {} and availability.missing == {}
 
 

@@ -223,32 +223,6 @@ def test_forward_alone():
     assert found["forward"] == pytest.approx(0.4 * found["forward and backward"])
 
 
-@pytest.mark.proof
-def test_compile_is_measured_too():
-    code, out, err = bench_as_is("rms_norm=8x32", "l2_norm=37", "--dtype", "float32", "--compile", "--json", *FLAGS)
-    assert code == 0, err
-    rows = [row for row in json.loads(out)["measurements"] if row["backend"] == "compile"]
-    assert [(row["operation"], row["problem"]) for row in rows] == [("rms_norm", "")]
-    assert all(row["seconds"] > 0 for row in rows)
-
-
-def test_compile_is_measured_on_gpus_unless_left_out(monkeypatch):
-    plans = []
-
-    def measured(_requested, device, _dtypes, plan, *_):
-        plans.append((device.type, plan.compiles))
-        return iter(())
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
-    monkeypatch.setattr("trainer.ops.tools.bench.measure", measured)
-    monkeypatch.setattr("trainer.ops.tools.bench.copy_speed", lambda *_: 1e9)
-    for words, of_cpu, of_gpu in (((), False, True), (("--compile",), True, True), (("--no-compile",), False, False)):
-        bench_command.main(["l2_norm", "--as-is", "--json", *words], BuildSettings(ROOT / "nowhere"), {})
-        assert plans == [("cpu", of_cpu), ("cuda", of_gpu)], words
-        plans.clear()
-
-
 @pytest.mark.parametrize(
     "words",
     [("--threads", "0"), ("--repeats", "0"), ("--copy-mib", "-1"), ("--repeats", "x"), ("--threads", "9" * 12)],

@@ -316,7 +316,6 @@ def test_doctor_explains_every_operation(place):
     reasons = [row["reason"] for row in before["operations"] if row["operation"] == "rms_norm"]
     assert reasons and all("; run python -m trainer kernels build" in reason for reason in reasons)
     assert {part["name"]: part["found"] for part in before["parts"]}["library"] is False
-    assert before["notes"] == list(doctor.NOTES)
     assert kernels("build", **place)[0] == 0
     after = json.loads(kernels("doctor", "--json", **place)[1])
     (library,) = (part["detail"] for part in after["parts"] if part["name"] == "library")
@@ -328,7 +327,6 @@ def test_doctor_explains_every_operation(place):
     assert code == 0
     assert any(line.split() == ["cpu", "float32", "bfloat16", "float16"] for line in out.splitlines())
     assert any(line.split() == ["rms_norm", "native", "native", "native"] for line in out.splitlines())
-    assert all(note in out for note in doctor.NOTES)
 
 
 def test_the_speeds_of_the_page_are_those_of_the_results():

@@ -23,9 +23,7 @@ from trainer.ops.build.build_settings import BuildSettings, LineReport
 from trainer.ops.build.device_image import load_device_image
 from trainer.ops.dispatch.library import Library
 from trainer.ops.dispatch.registry import OPERATIONS as ROWS
-from trainer.ops.dispatch.self_test import self_test
 from trainer.ops.operation import Operation
-from trainer.ops.rms_norm import ADD_RMS_NORM, RMS_NORM
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +36,6 @@ _CAPTURED = [
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
     if "cuda" in operation.implementations["native"].devices and dtype in operation.implementations["native"].dtypes
 ]
-_COMPILED = [operation for operation in ROWS if "compile" in operation.implementations]
 
 
 def check_passes(*words: str) -> None:
@@ -54,21 +51,6 @@ def check_passes(*words: str) -> None:
 @pytest.mark.parametrize("operation", TESTED)
 def test_ops_pass_their_tests(operation: str, backend: str) -> None:
     check_passes("--image-by", backend, str(_HERE.parent / f"test_{operation}.py"))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("operation", _COMPILED, ids=lambda operation: operation.name)
-def test_torch_compiles_the_references(
-    operation: Operation[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Otherwise inductor's compilers outlive the tests.
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
-    problem = self_test(operation, "compile", torch.device("cuda", 0), dtype)
-    if torch.__version__.startswith("2.11.") and dtype is torch.float32 and operation in (RMS_NORM, ADD_RMS_NORM):
-        # This torch loses the gradients of a Function whose input is converted to its own dtype.
-        assert problem is not None
-    else:
-        assert problem is None
 
 
 @pytest.fixture(scope="module")
