@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Backend = Literal["native", "nvrtc", "torch", "reference"]
+Backend = Literal["native", "torch", "reference"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """In the order of preference of ``auto``; see trainer.ops.operation."""
 
-BackendChoice = Literal["auto", "native", "nvrtc", "torch", "reference"]
+BackendChoice = Literal["auto", "native", "torch", "reference"]

@@ -1,8 +1,7 @@
 """Operations: name, implementation per backend, examples for the self-test, and benchmark.
 
 The backends, in the order in which ``auto`` prefers them:
-    native: csrc/, compiled for this machine's processor; for GPUs compiled by nvcc.
-    nvrtc: the same GPU code, compiled by the NVRTC that comes with torch. For older GPUs and machines without nvcc.
+    native: csrc/, compiled for this machine's processor and GPUs.
     torch: torch's fused operation, if that is not the reference.
     reference: plain torch operations, against which all other backends are tested.
 
@@ -56,7 +55,7 @@ class Operation(Generic[Function]):
     Attributes:
         name: name in the config and in reports. Also the op's name in torch.ops.llmctl, unless the operation uses
             several ops.
-        implementations: backend -> implementation. Contains ``reference``. ``nvrtc`` uses the entry ``native``.
+        implementations: backend -> implementation. Contains ``reference``.
         examples: arguments for the self-test and the tests: odd sizes, which leave remainders in every loop, and
             sizes of training, which take the fast paths: whole vectors, rows of several warps, several rows per
             thread block.
@@ -77,18 +76,14 @@ class Operation(Generic[Function]):
     register: Callable[[], None] | None = None
     bench: Bench | None = None
 
-    def implementation(self, backend: Backend) -> Implementation[Function]:
-        """The implementation on ``backend``. Raises KeyError without one."""
-        return self.implementations["native" if backend == "nvrtc" else backend]
-
     def is_small(self, backend: Backend, device_type: str, first: object) -> bool:
         """True if torch's operations compute a call with the first argument ``first``."""
-        smallest = self.implementation(backend).smallest.get(device_type, 0)
+        smallest = self.implementations[backend].smallest.get(device_type, 0)
         return isinstance(first, torch.Tensor) and first.numel() < smallest
 
     def function(self, backend: Backend, device_type: str) -> Function:
         """The function of a run on ``backend``: the faster function for each size."""
-        large = self.implementation(backend)
+        large = self.implementations[backend]
         smallest = large.smallest.get(device_type, 0)
         if smallest <= 1:
             return large.function

@@ -139,13 +139,9 @@ def requested_in_cpu_memory(config: TrainConfig) -> dict[str, RequestedBackend]:
     if not config.optimizer.optimizer_cpu_offload or "adamw" not in requested:
         return {}
     step = requested["adamw"]
-    # Backends that exist only on GPUs, and their replacement on the CPU.
-    instead: dict[str, BackendChoice] = {"nvrtc": "auto"}
-    if not step.is_named:
+    if step.backend == "native" and not step.is_named:
         # kernel_backend: native is meant for the GPU; a CPU too old for the native build is accepted.
-        instead["native"] = "auto"
-    if step.backend in instead:
-        step = replace(step, backend=instead[step.backend], is_named=False)
+        step = replace(step, backend="auto")
     return {"adamw": step}
 
 

@@ -9,15 +9,20 @@ from trainer.config.sections.section import Section
 
 _RENAMED = {"own": "native", "eager": "reference"}
 """Names of release 0.1.0."""
-_REMOVED = ("compile", "triton")
-"""Backends of earlier releases."""
+_REMOVED = {
+    "nvrtc": "NVRTC builds the GPU code of native where there is no nvcc; use native or auto",
+    **dict.fromkeys(("compile", "triton"), "this backend was removed; use auto, native, torch or reference"),
+}
+"""Backends of earlier releases, with what to use instead."""
 
 
 def _current_name(name: Any) -> Any:
     """The present name of a backend. Refuses removed backends with their replacement."""
+    if not isinstance(name, str):
+        return name
     if name in _REMOVED:
-        raise ValueError("this backend was removed; use auto, native, torch or reference")
-    return _RENAMED.get(name, name) if isinstance(name, str) else name
+        raise ValueError(_REMOVED[name])
+    return _RENAMED.get(name, name)
 
 
 BackendKey = Annotated[BackendChoice, BeforeValidator(_current_name)]
@@ -68,9 +73,8 @@ class TrainingConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deterministic_mode: bool = False
     kernel_backend: BackendKey = "auto"
-    """Backend of the memory-bound ops: native (csrc, compiled by nvcc or a C++ compiler), nvrtc (csrc, compiled by
-    NVRTC), torch, or reference (plain PyTorch). auto: the first available backend that passes its self-test, in this
-    order."""
+    """Backend of the memory-bound ops: native (csrc, compiled for this machine), torch (its fused functions), or
+    reference (plain PyTorch). auto: the first available backend that passes its self-test, in this order."""
     kernel_backends: dict[str, BackendKey] = {}
     """Backend per op, as in ``rope: reference``. trainer.planning.kernel_choice lists the ops."""
     no_masked_softmax_fusion: bool = False

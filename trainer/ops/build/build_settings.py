@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,12 @@ class BuildError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.log = log
+
+
+def joined(errors: Sequence[BuildError]) -> BuildError:
+    """One error with each reason once and all logs."""
+    reasons = dict.fromkeys(error.reason for error in errors)
+    return BuildError("; ".join(reasons), "\n".join(error.log for error in errors if error.log))
 
 
 def outcome_of(task: Callable[[], _Result]) -> _Result | BuildError:

@@ -1,7 +1,6 @@
 """GPU images: csrc's CUDA kernels, compiled for one architecture, cached, and loaded.
 
-nvcc compiles the image of the backend ``native``, NVRTC that of ``nvrtc``, from the same source. A device uses one of
-the two.
+nvcc compiles the image, or NVRTC, which torch for CUDA includes, where nvcc cannot. A device has one image.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -23,7 +22,9 @@ from trainer.ops.build.nvcc import NVCC_FLAGS, Nvcc, find_nvcc
 from trainer.ops.build.nvrtc import NVRTC_FLAGS, Nvrtc, find_nvrtc
 from trainer.ops.build.sources import op_files, source_folder
 
-ImageBackend = Literal["native", "nvrtc"]
+ImageCompiler = Literal["nvcc", "NVRTC"]
+IMAGE_COMPILERS: tuple[ImageCompiler, ...] = get_args(ImageCompiler)
+"""In the order of preference."""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)".*$', re.MULTILINE)
 
@@ -55,7 +56,7 @@ def load_device_image(
     library: Path,
     settings: BuildSettings,
     device: torch.device,
-    backend: ImageBackend,
+    by: ImageCompiler,
     report: LineReport,
     limit_s: float = LIMIT_S,
     *,
@@ -68,14 +69,14 @@ def load_device_image(
         library: file of the loaded library.
         settings: cache folder, compilers and CUDA toolkits.
         device: a CUDA device; an image that it already has is replaced.
-        backend: backend of the image.
+        by: kind of compiler.
         report: receives the progress.
         limit_s: limit of waiting and compiling together, in seconds.
         may_build: True to compile an image that is not in the cache.
         name: required DeviceImage.name, which is never compiled; None: any image.
 
     Raises:
-        BuildError: the backend is not available here; the reason names the remedy.
+        BuildError: there is no image of this compiler here; the reason names the remedy.
     """
     interface = DeviceInterface(library)
     architecture = _architecture_of(device)
@@ -83,7 +84,7 @@ def load_device_image(
         path = _of_name(settings, name, architecture)
     else:
         newest = interface.driver_version()
-        path = obtain_image(settings, backend, architecture, report, limit_s, newest=newest, may_build=may_build)
+        path = obtain_image(settings, by, architecture, report, limit_s, newest=newest, may_build=may_build)
     image = read_sealed(path)
     if image is None:
         raise BuildError(f"{path} was just damaged or removed; try again")
@@ -91,19 +92,19 @@ def load_device_image(
     return DeviceImage(path)
 
 
-def compiled_name(library: Path, settings: BuildSettings, device: torch.device, backend: ImageBackend) -> str:
+def compiled_name(library: Path, settings: BuildSettings, device: torch.device, by: ImageCompiler) -> str:
     """Name of the image that load_device_image would compile here.
 
     Raises:
         BuildError: there is no usable compiler.
     """
     newest = DeviceInterface(library).driver_version()
-    return f"{_folder(backend)}/{_compiler(settings, backend, _architecture_of(device), newest)}"
+    return f"{_folder()}/{_compiler(settings, by, _architecture_of(device), newest)}"
 
 
 def obtain_image(
     settings: BuildSettings,
-    backend: ImageBackend,
+    by: ImageCompiler,
     architecture: int,
     report: LineReport,
     limit_s: float = LIMIT_S,
@@ -115,7 +116,7 @@ def obtain_image(
 
     Args:
         settings: cache folder, compilers and CUDA toolkits.
-        backend: backend of the image.
+        by: kind of compiler.
         architecture: 90 for compute capability 9.0.
         report: receives the progress.
         limit_s: limit of waiting and compiling together, in seconds.
@@ -127,15 +128,15 @@ def obtain_image(
     """
     cache = BuildCache.below(settings.cache)
     try:
-        compiler = _compiler(settings, backend, architecture, newest)
+        compiler = _compiler(settings, by, architecture, newest)
         if not may_build:
             raise BuildError("the kernels are not compiled; run python -m trainer kernels build")
         make = partial(_make, cache, settings, compiler, architecture, report)
-        name = f"{_folder(backend)}/sm_{architecture}-{compiler}.cubin"
+        name = f"{_folder()}/sm_{architecture}-{compiler}.cubin"
         return cache.obtain(name, make, report.say, limit_s=limit_s)
     except BuildError as error:
         # An image from another node, such as the login node, or from another compiler is equally valid.
-        found = _found(cache, backend, architecture, newest)
+        found = _found(cache, by, architecture, newest)
         if found is None:
             raise
         if error.log:
@@ -204,11 +205,11 @@ def _packages() -> list[Path]:
 
 
 def _compiler(
-    settings: BuildSettings, backend: ImageBackend, architecture: int, newest: tuple[int, int] | None
+    settings: BuildSettings, by: ImageCompiler, architecture: int, newest: tuple[int, int] | None
 ) -> Nvcc | Nvrtc:
-    """The compiler of a backend. Raises BuildError without a usable compiler."""
+    """The installed compiler of a kind. Raises BuildError without a usable one."""
     found: list[Nvcc] | list[Nvrtc]
-    if backend == "native":
+    if by == "nvcc":
         found = [find_nvcc(_packages(), settings.cuda_folders)]
     else:
         found = find_nvrtc(_packages(), settings.cuda_folders)
@@ -233,16 +234,15 @@ def _problem(compiler: Nvcc | Nvrtc, architecture: int, newest: tuple[int, int] 
     return None
 
 
-def _folder(backend: ImageBackend) -> str:
+def _folder() -> str:
     """Folder of the images in a BuildCache, by source and flags."""
-    flags = NVCC_FLAGS if backend == "native" else NVRTC_FLAGS
-    return f"images-{hashlib.sha256(f'{flags}{device_source()}'.encode()).hexdigest()[:16]}"
+    inputs = f"{NVCC_FLAGS}{NVRTC_FLAGS}{device_source()}"
+    return f"images-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
 
 
-def _found(cache: BuildCache, backend: ImageBackend, architecture: int, newest: tuple[int, int] | None) -> Path | None:
+def _found(cache: BuildCache, by: ImageCompiler, architecture: int, newest: tuple[int, int] | None) -> Path | None:
     majors = range(newest[0], 0, -1) if newest is not None else ("*",)
-    program = "nvcc" if backend == "native" else "NVRTC"
-    names = (f"{_folder(backend)}/sm_{architecture}-{program} {major}.*.cubin" for major in majors)
+    names = (f"{_folder()}/sm_{architecture}-{by} {major}.*.cubin" for major in majors)
     return next((path for path in map(cache.find_any, names) if path is not None), None)
 
 

@@ -23,9 +23,6 @@ from trainer.ops.operation import BACKENDS, Backend, Operation
 if TYPE_CHECKING:
     from trainer.planning.kernel_choice import RequestedBackend
 
-_BUILT: tuple[Backend, ...] = ("native", "nvrtc")
-"""Backends that compile csrc/. They share one implementation."""
-
 
 @dataclass(frozen=True)
 class Availability:
@@ -182,11 +179,9 @@ def implementation_problem(
     operation: Operation[Any], backend: Backend, device: torch.device, dtype: torch.dtype
 ) -> str | None:
     """Reason why an operation lacks a backend on a kind of device, or None."""
-    implementation = operation.implementations.get("native" if backend in _BUILT else backend)
+    implementation = operation.implementations.get(backend)
     if implementation is None or device.type not in implementation.devices:
         return f"no implementation on {device.type}"
-    if backend == "nvrtc" and device.type != "cuda":
-        return "NVRTC compiles only for CUDA devices"
     if dtype not in implementation.dtypes:
         return f"{name_of(dtype)} is not supported"
     return None
@@ -231,8 +226,7 @@ def _problem(
     if backend in availability.missing:
         return availability.missing[backend]
     tested = self_test(operation, backend, device, dtype)
-    implementation = operation.implementation(backend)
-    if tested is None and dtype != torch.float32 and torch.float32 in implementation.dtypes:
+    if tested is None and dtype != torch.float32 and torch.float32 in operation.implementations[backend].dtypes:
         # A 16-bit model computes parts, such as a router or a loss, in float32.
         tested = self_test(operation, backend, device, torch.float32)
     return tested

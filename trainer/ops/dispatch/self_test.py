@@ -49,7 +49,7 @@ def _problem(
     # Catch any error of a library, driver or compiler, and out-of-memory errors of the reference on one rank: the other
     # ranks wait for this rank's result.
     try:
-        found = _run(operation, operation.implementation(backend).function, arguments())
+        found = _run(operation, operation.implementations[backend].function, arguments())
         _wait_for(device)  # A fault of the kernel surfaces here and not in a later operation.
         same = _run(operation, reference, arguments())
         exact = _run(operation, reference, _mapped(arguments(), _in_float64))

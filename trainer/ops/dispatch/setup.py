@@ -15,8 +15,14 @@ import torch
 
 from trainer.config.kernel_names import Backend
 from trainer.ops.build.build_cache import LIMIT_S
-from trainer.ops.build.build_settings import BuildError, LineReport
-from trainer.ops.build.device_image import DeviceImage, ImageBackend, compiled_name, load_device_image
+from trainer.ops.build.build_settings import BuildError, LineReport, joined
+from trainer.ops.build.device_image import (
+    IMAGE_COMPILERS,
+    DeviceImage,
+    ImageCompiler,
+    compiled_name,
+    load_device_image,
+)
 from trainer.ops.dispatch.build_consensus import BuildConsensus, BuildSource
 from trainer.ops.dispatch.library import LEVELS, Library, built_name, load_built, load_on_demand
 from trainer.ops.dispatch.selection import (
@@ -59,14 +65,16 @@ class KernelSetup:
         missing: dict[Backend, str] = {}
         described: dict[Backend, str] = {}
         in_cpu_memory = Availability({}, {})
-        if names & {"auto", "native", "nvrtc"}:
+        if names & {"auto", "native"}:
             library = self._library()
-            if isinstance(library, BuildError):
-                missing["native"] = missing["nvrtc"] = _reason(library)
-            elif self.device.type == "cpu":
-                missing, described = _on_cpu(library)
-            self._add_images(library, "nvrtc" in names, missing, described)
-            in_cpu_memory = Availability(*_on_cpu(library))
+            missing, described = _on_cpu(library)
+            in_cpu_memory = Availability(missing, described)
+            if self.device.type == "cuda":
+                image = self._image(library)
+                if isinstance(image, BuildError):
+                    missing, described = {"native": _reason(image)}, {}
+                else:
+                    missing, described = {}, {"native": str(image)}
         return Availability(missing, described, in_cpu_memory)
 
     def _library(self) -> Library | BuildError:
@@ -81,39 +89,32 @@ class KernelSetup:
         lowest = self._ranks.lowest(level)
         return library if isinstance(library, BuildError) or lowest == level else library.at_level(LEVELS[lowest])
 
-    def _add_images(
-        self,
-        library: Library | BuildError,
-        is_nvrtc_named: bool,
-        missing: dict[Backend, str],
-        described: dict[Backend, str],
-    ) -> None:
-        """Load the first GPU image that every rank can load, for all operations."""
-        if self.device.type != "cuda":
-            return
-        backends: tuple[ImageBackend, ...] = ("nvrtc",) if is_nvrtc_named else ("native", "nvrtc")
-        for backend in backends:
-            image = self._image(library, backend)
+    def _image(self, library: Library | BuildError) -> DeviceImage | BuildError:
+        """The image of the first compiler whose image every rank can load; otherwise this rank's last outcome."""
+        errors: list[BuildError] = []
+        for by in IMAGE_COMPILERS:
+            image = self._image_by(by, library)
             if isinstance(image, BuildError):
-                missing[backend] = _reason(image)
+                errors.append(image)
             if not self._ranks.any(isinstance(image, BuildError)):
-                described[backend] = str(image)
-                other: Backend = "native" if backend == "nvrtc" else "nvrtc"
-                missing.setdefault(other, f"a device holds one image of the kernels, and the {backend} image is in use")
-                return
+                for error in errors:
+                    if error.log and self.builds:
+                        LineReport().say(f"kernels: {error.reason}")
+                return image
+        return joined(errors) if errors else image
 
-    def _image(self, library: Library | BuildError, backend: ImageBackend) -> DeviceImage | BuildError:
+    def _image_by(self, by: ImageCompiler, library: Library | BuildError) -> DeviceImage | BuildError:
         def path() -> Path:
             if isinstance(library, BuildError):
                 raise library
             return library.path
 
         def load(name: str | None, *, may_build: bool) -> DeviceImage:
-            where = (path(), self.settings, self.device, backend)
+            where = (path(), self.settings, self.device, by)
             return load_device_image(*where, LineReport(), self.limit_s, may_build=may_build, name=name)
 
         source = BuildSource(
-            lambda: compiled_name(path(), self.settings, self.device, backend),
+            lambda: compiled_name(path(), self.settings, self.device, by),
             partial(load, None, may_build=True),
             partial(load, may_build=False),
         )

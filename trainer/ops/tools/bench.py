@@ -237,7 +237,7 @@ def _functions(
     functions: dict[str, Callable[..., Any] | None] = {PLAIN: None}
     problems: dict[str, str] = {}
     for name in reversed(BACKENDS):
-        implementation = operation.implementations.get("native" if name == "nvrtc" else name)
+        implementation = operation.implementations.get(name)
         if implementation is None or implementation_problem(operation, name, device, dtype) is not None:
             continue
         if name in availability.missing:

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from trainer.ops.build.build_settings import BuildError, LineReport, outcome_of, report_here
-from trainer.ops.build.device_image import ImageBackend, obtain_image
+from trainer.ops.build.build_settings import BuildError, LineReport, joined, outcome_of, report_here
+from trainer.ops.build.device_image import IMAGE_COMPILERS, obtain_image
 from trainer.ops.dispatch.library import load_on_demand
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.ops.build.build_settings import BuildSettings
-
-_IMAGES: tuple[ImageBackend, ...] = ("native", "nvrtc")
 
 
 def main(arguments: Sequence[str], settings: BuildSettings) -> int:
@@ -56,17 +54,17 @@ def _leave(number: int, _: FrameType | None) -> NoReturn:
 
 
 def _image(settings: BuildSettings, architecture: int, report: LineReport) -> Path | BuildError:
-    """The image of the first backend that works, or the errors of all."""
+    """The image of the first compiler that works, or the errors of all."""
     failed: list[BuildError] = []
-    for backend in _IMAGES:
-        image = outcome_of(partial(obtain_image, settings, backend, architecture, report))
+    for by in IMAGE_COMPILERS:
+        image = outcome_of(partial(obtain_image, settings, by, architecture, report))
         if not isinstance(image, BuildError):
             for problem in failed:
                 report.say(f"kernels: {problem.reason}")
             return image
         failed.append(image)
-    logs = "\n".join(problem.log for problem in failed if problem.log)
-    return BuildError(f"for sm_{architecture}: {'; '.join(problem.reason for problem in failed)}", logs)
+    every = joined(failed)
+    return BuildError(f"for sm_{architecture}: {every.reason}", every.log)
 
 
 def _visible_architectures() -> list[int]:

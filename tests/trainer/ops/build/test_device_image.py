@@ -18,7 +18,7 @@ from trainer.ops.build.build_cache import BuildCache, read_sealed
 from trainer.ops.build.build_settings import BuildError, BuildSettings, LineReport
 from trainer.ops.build.device_image import (
     DeviceInterface,
-    ImageBackend,
+    ImageCompiler,
     compiled_name,
     device_source,
     load_device_image,
@@ -61,43 +61,43 @@ def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_image, "find_nvrtc", lambda *_: [])
 
 
-def compiled(settings: BuildSettings, backend: ImageBackend, report: LineReport, **more: tuple[int, int]) -> Path:
+def compiled(settings: BuildSettings, by: ImageCompiler, report: LineReport, **more: tuple[int, int]) -> Path:
     try:
-        return obtain_image(settings, backend, 90, report, **more)
+        return obtain_image(settings, by, 90, report, **more)
     except BuildError as error:
         if "was found" in error.reason:
             pytest.skip(error.reason)
         raise
 
 
-@pytest.mark.parametrize("backend", ["native", "nvrtc"])
+@pytest.mark.parametrize("by", ["nvcc", "NVRTC"])
 def test_an_image_is_compiled_once_and_found_without_a_compiler(
-    settings: BuildSettings, backend: ImageBackend, monkeypatch: pytest.MonkeyPatch
+    settings: BuildSettings, by: ImageCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = Said()
-    first = compiled(settings, backend, report)
+    first = compiled(settings, by, report)
     image = read_sealed(first)
     assert image is not None
     assert image.startswith(b"\x7fELF")
     assert b"twice_float32" in image
-    assert ("nvcc" if backend == "native" else "NVRTC") in report.lines[0]
+    assert by in report.lines[0]
     before = len(report.lines)
-    assert compiled(settings, backend, report) == first
+    assert compiled(settings, by, report) == first
     without_compilers(monkeypatch)
-    assert obtain_image(settings, backend, 90, report, newest=(99, 0)) == first
+    assert obtain_image(settings, by, 90, report, newest=(99, 0)) == first
     assert len(report.lines) == before, "it was compiled again"
     with pytest.raises(BuildError, match="was found"):
-        obtain_image(settings, backend, 80, report)
+        obtain_image(settings, by, 80, report)
     with pytest.raises(BuildError, match="was found"):
         # The driver is older than the compiler of the image.
-        obtain_image(settings, backend, 90, report, newest=(5, 0))
+        obtain_image(settings, by, 90, report, newest=(5, 0))
 
 
 def test_another_source_is_another_image(settings: BuildSettings) -> None:
-    first = compiled(settings, "nvrtc", Said())
+    first = compiled(settings, "NVRTC", Said())
     header = device_image.source_folder() / "common" / "twice.h"
     header.write_text(header.read_text().replace("x + x", "2.0f * x"))
-    assert compiled(settings, "nvrtc", Said()) != first
+    assert compiled(settings, "NVRTC", Said()) != first
 
 
 class FakeNvcc(Nvcc):
@@ -123,28 +123,25 @@ def use_nvcc(monkeypatch: pytest.MonkeyPatch, minor: int, made: bytes | None) ->
     monkeypatch.setattr(device_image, "find_nvcc", lambda *_: Made("/nvcc", (12, minor)))
 
 
-@pytest.mark.parametrize("backend", ["native", "nvrtc"])
-def test_other_flags_make_another_image(
-    settings: BuildSettings, backend: ImageBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("flags", ["NVCC_FLAGS", "NVRTC_FLAGS"])
+def test_other_flags_make_another_image(settings: BuildSettings, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.cache.name == "cache"
-    before, other = device_image._folder(backend), device_image._folder("nvrtc" if backend == "native" else "native")
-    monkeypatch.setattr(device_image, "NVCC_FLAGS" if backend == "native" else "NVRTC_FLAGS", ("-O1",))
-    assert device_image._folder(backend) != before
-    assert device_image._folder("nvrtc" if backend == "native" else "native") == other
+    before = device_image._folder()
+    monkeypatch.setattr(device_image, flags, ("-O1",))
+    assert device_image._folder() != before
 
 
 def test_a_failed_compilation_uses_the_image_of_another_compiler(
     settings: BuildSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_nvcc(monkeypatch, 4, b"image")
-    first = obtain_image(settings, "native", 90, Said())
+    first = obtain_image(settings, "nvcc", 90, Said())
     use_nvcc(monkeypatch, 8, None)
     report = Said()
-    assert obtain_image(settings, "native", 90, report) == first
+    assert obtain_image(settings, "nvcc", 90, report) == first
     assert report.lines[-1] == f"kernels: nvcc failed (1): error: no; using {first}, compiled earlier"
     with pytest.raises(BuildError, match=r"error: no"):
-        obtain_image(settings, "native", 80, Said())
+        obtain_image(settings, "nvcc", 80, Said())
 
 
 def test_ranks_take_the_image_of_the_first_rank_and_not_the_newest(
@@ -154,9 +151,9 @@ def test_ranks_take_the_image_of_the_first_rank_and_not_the_newest(
     device = torch.device("cuda", 0)
     for minor in (4, 8):
         use_nvcc(monkeypatch, minor, emulated_cuda.library.emulation_image())
-        here = emulated_cuda.path, settings, device, "native", Said()
+        here = emulated_cuda.path, settings, device, "nvcc", Said()
         assert str(load_device_image(*here)) == f"sm_90, nvcc 12.{minor}"
-        name = compiled_name(emulated_cuda.path, settings, device, "native")
+        name = compiled_name(emulated_cuda.path, settings, device, "nvcc")
         assert name.endswith(f"/nvcc 12.{minor}") and load_device_image(*here).name == name
     # A rank that builds nothing, on this node or another node.
     first = name.replace("12.8", "12.4")
@@ -171,13 +168,13 @@ def test_old_images_are_removed_by_architecture(settings: BuildSettings, monkeyp
     images = []
     for minor in range(5):
         use_nvcc(monkeypatch, minor, b"image")
-        images.append(obtain_image(settings, "native", 90, Said()))
+        images.append(obtain_image(settings, "nvcc", 90, Said()))
     for minor, image in enumerate(images):
         os.utime(image, (then + minor, then + minor))
     use_nvcc(monkeypatch, 9, b"image")
-    obtain_image(settings, "native", 80, Said())
+    obtain_image(settings, "nvcc", 80, Said())
     assert all(image.exists() for image in images)
-    obtain_image(settings, "native", 90, Said())
+    obtain_image(settings, "nvcc", 90, Said())
     assert [image.exists() for image in images] == [False, False, True, True, True]
     assert BuildCache.below(settings.cache).find_any("images-*/sm_80-*.cubin") is not None
 
@@ -206,7 +203,7 @@ def test_includes_become_one_text_with_line_numbers(settings: BuildSettings) -> 
     kernels = device_image.source_folder() / "twice" / "cuda.cu"
     kernels.write_text(f"{KERNEL}\n__device__ int x = nothing;\n")
     with pytest.raises(BuildError, match=r"twice/cuda\.cu\(4\): error: identifier \"nothing\"") as raised:
-        compiled(settings, "nvrtc", Said())
+        compiled(settings, "NVRTC", Said())
     assert raised.value.log
 
 
@@ -217,13 +214,13 @@ def test_reasons_are_reported(settings: BuildSettings, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(device_image, "find_nvcc", lambda *_: Old("/nvcc", (13, 0)))
     with pytest.raises(BuildError, match=r"^nvcc 13\.0 does not compile for sm_70, only for sm_75 to sm_90$"):
-        obtain_image(settings, "native", 70, Said())
+        obtain_image(settings, "nvcc", 70, Said())
     with pytest.raises(
         BuildError, match=r"^nvcc 13\.0 is newer than the driver, which supports CUDA 12\.4; use a CUDA 12"
     ):
-        obtain_image(settings, "native", 80, Said(), newest=(12, 4))
+        obtain_image(settings, "nvcc", 80, Said(), newest=(12, 4))
     with pytest.raises(BuildError, match=r"^the kernels are not compiled; run python -m trainer kernels build$"):
-        obtain_image(settings, "native", 80, Said(), newest=(13, 0), may_build=False)
+        obtain_image(settings, "nvcc", 80, Said(), newest=(13, 0), may_build=False)
 
 
 def test_files_that_are_no_nvrtc_are_skipped(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from trainer.planning.kernel_choice import ROWS, RequestedBackend, requested_bac
 
 CPU = torch.device("cpu")
 ALL_THERE = Availability({}, {"native": "x86-64-v4"})
-NO_COMPILER = Availability({"native": "no C++ compiler was found", "nvrtc": "no C++ compiler was found"}, {})
+NO_COMPILER = Availability({"native": "no C++ compiler was found"}, {})
 AUTO = RequestedBackend("auto", "training.kernel_backend", False)
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "normalization": "RMSNorm"},
@@ -254,24 +254,21 @@ def test_backends_in_cpu_memory_are_chosen_for_the_cpu(ranks):
 
 
 @pytest.mark.parametrize(
-    ("backend", "there"),
-    [("auto", "auto"), ("native", "native"), ("nvrtc", "auto"), ("reference", "reference")],
+    ("training", "there"),
+    [
+        ({"kernel_backends": {"adamw": "native"}}, ("native", True)),
+        ({"kernel_backends": {"adamw": "reference"}}, ("reference", True)),
+        ({"kernel_backend": "torch"}, ("torch", False)),
+        # The config requests nothing of the host's processor.
+        ({"kernel_backend": "native"}, ("auto", False)),
+    ],
 )
-def test_gpu_backends_are_not_requested_in_cpu_memory(backend, there):
+def test_requested_in_cpu_memory(training, there):
     optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
-    training = {**CONFIG["training"], "kernel_backends": {"adamw": backend}}
-    found = requested_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
-    assert {name: selection.backend for name, selection in found.items()} == {"adamw": there}
-    assert requested_in_cpu_memory(configured()) == {}
-
-
-@pytest.mark.parametrize(("backend", "there"), [("native", "auto"), ("nvrtc", "auto"), ("torch", "torch")])
-def test_a_backend_requested_for_all_operations_is_optional_in_cpu_memory(backend, there):
-    """The config requests nothing of the host's processor."""
-    optimizer = {**CONFIG["optimizer"], "optimizer_cpu_offload": True}
-    training = {**CONFIG["training"], "kernel_backend": backend}
-    found = requested_in_cpu_memory(build_config({**CONFIG, "training": training, "optimizer": optimizer}))
-    assert (found["adamw"].backend, found["adamw"].is_named) == (there, False)
+    values = {**CONFIG, "training": {**CONFIG["training"], **training}, "optimizer": optimizer}
+    found = requested_in_cpu_memory(build_config(values))
+    assert {name: (one.backend, one.is_named) for name, one in found.items()} == {"adamw": there}
+    assert requested_in_cpu_memory(configured(**training)) == {}
 
 
 def test_requested_by_the_config():
@@ -322,6 +319,10 @@ def test_a_switch_of_the_other_activation_turns_nothing_off():
             "training.kernel_backends.rope: 'triton' is not valid: this backend ",
         ),
         (
+            {"kernel_backend": "nvrtc"},
+            "'nvrtc' is not valid: NVRTC builds the GPU code of native where there is no nvcc",
+        ),
+        (
             {"kernel_backends": {"cross_entropy": "native"}, "cross_entropy_loss_fusion": False},
             "turns cross_entropy off, but training.kernel_backends requests native",
         ),
@@ -350,7 +351,7 @@ def test_zero_bubble_schedules_need_the_product_that_accumulates():
 def test_one_process_uses_existing_builds_and_never_builds(tmp_path):
     from trainer.ops.build.build_settings import BuildSettings
 
-    named = configured(kernel_backend="nvrtc")
+    named = configured(kernel_backend="torch")
     found = serial_kernels(named, BuildSettings.from_variables(os.environ), CPU, torch.float32)
     assert found.backends["rms_norm"] == "native"
     off = serial_kernels(configured(kernel_backend="reference"), BuildSettings(tmp_path), CPU, torch.float32)

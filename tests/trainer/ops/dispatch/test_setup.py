@@ -17,16 +17,16 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def images(monkeypatch, tmp_path):
-    """Make the loaders of the given images fail. Returns the requested images."""
+    """Make the images of the given compilers fail. Returns the requested compilers."""
     asked = []
 
     def make(*failing):
-        def load(_library, _settings, _device, backend, *_, may_build, name):
+        def load(_library, _settings, _device, by, *_, may_build, name):
             assert not may_build and name is None
-            asked.append(backend)
-            if backend in failing:
-                raise BuildError(f"no {backend} here")
-            return DeviceImage(tmp_path / f"images/sm_90-{backend}.cubin")
+            asked.append(by)
+            if by in failing:
+                raise BuildError(f"no {by} here")
+            return DeviceImage(tmp_path / f"images/sm_90-{by}.cubin")
 
         monkeypatch.setattr(setup, "load_device_image", load)
         monkeypatch.setattr(setup, "load_built", lambda *_: Library(tmp_path / "library.so", "portable"))
@@ -40,34 +40,18 @@ def offered(tmp_path, *requested):
     return KernelSetup(BuildSettings(tmp_path), CUDA).availability(selections)
 
 
-def test_the_image_of_nvcc_comes_first_and_is_the_only_one(images, tmp_path):
-    asked = images()
+@pytest.mark.parametrize(
+    ("failing", "asked", "described", "missing"),
+    [
+        ((), ["nvcc"], {"native": "sm_90, nvcc"}, {}),
+        (("nvcc",), ["nvcc", "NVRTC"], {"native": "sm_90, NVRTC"}, {}),
+        (("nvcc", "NVRTC"), ["nvcc", "NVRTC"], {}, {"native": "no nvcc here; no NVRTC here"}),
+    ],
+)
+def test_nvrtc_builds_the_image_where_nvcc_cannot(images, tmp_path, failing, asked, described, missing):
+    found = images(*failing)
     availability = offered(tmp_path, "auto", "reference")
-    assert asked == ["native"]
-    assert availability.described == {"native": "sm_90, native"}
-    assert "the native image is in use" in availability.missing["nvrtc"] and "native" not in availability.missing
-
-
-def test_nvrtc_replaces_nvcc(images, tmp_path):
-    asked = images("native")
-    availability = offered(tmp_path, "auto")
-    assert asked == ["native", "nvrtc"]
-    assert availability.described == {"nvrtc": "sm_90, nvrtc"}
-    assert availability.missing == {"native": "no native here"}
-
-
-def test_nvrtc_by_name_comes_before_nvcc(images, tmp_path):
-    asked = images()
-    availability = offered(tmp_path, "auto", "nvrtc")
-    assert asked == ["nvrtc"]
-    assert "the nvrtc image is in use" in availability.missing["native"]
-
-
-def test_without_any_image(images, tmp_path):
-    images("native", "nvrtc")
-    availability = offered(tmp_path, "native")
-    assert availability.missing == {"native": "no native here", "nvrtc": "no nvrtc here"}
-    assert availability.described == {}
+    assert (found, availability.described, availability.missing) == (asked, described, missing)
 
 
 def test_no_image_without_the_library(images, monkeypatch, tmp_path):
@@ -79,7 +63,7 @@ def test_no_image_without_the_library(images, monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "load_built", fail)
     availability = offered(tmp_path, "auto")
     assert asked == []
-    assert availability.missing == {"native": "no library", "nvrtc": "no library"}
+    assert availability.missing == {"native": "no library"}
 
 
 def test_a_long_compiler_error_names_the_command_that_prints_it(images, monkeypatch, tmp_path):
@@ -117,7 +101,7 @@ def test_a_gpu_gets_its_image(kernel_library):
     from tests.trainer.ops.dispatch.test_selection import configured
 
     settings = BuildSettings.from_variables(os.environ)
-    described = setup.load_device_image(kernel_library.path, settings, CUDA, "native", setup.LineReport())
+    described = setup.load_device_image(kernel_library.path, settings, CUDA, "nvcc", setup.LineReport())
     selection = serial_kernels(configured(device="cuda"), settings, CUDA, torch.bfloat16)
     assert selection.backends["rms_norm"] == "native"
     assert selection.described["native"] == str(described) and str(described).startswith("sm_")

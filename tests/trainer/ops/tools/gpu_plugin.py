@@ -3,7 +3,7 @@
     python -m pytest -p tests.trainer.ops.tools.gpu_plugin tests/trainer/ops/test_rms_norm.py
 
 torch's default device becomes the GPU: tests make their tensors there, and kernels, references and checks run there.
-The plugin makes every call of op_checks.run twice, and requires identical bits. ``--image-by nvrtc`` uses NVRTC's
+The plugin makes every call of op_checks.run twice, and requires identical bits. ``--image-by NVRTC`` uses NVRTC's
 image. ``--kernels-on cpu``, together with cuda_emulation.ops_plugin, is for the emulated GPU, which uses the CPU's
 memory.
 """
@@ -19,16 +19,14 @@ import torch
 
 from tests.trainer.ops import op_checks
 from trainer.ops.build.build_settings import BuildSettings, LineReport
-from trainer.ops.build.device_image import load_device_image
+from trainer.ops.build.device_image import IMAGE_COMPILERS, load_device_image
 from trainer.ops.dispatch.library import load_on_demand
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options for the device and the compiler of the image."""
     parser.addoption("--kernels-on", choices=("cuda", "cpu"), default="cuda", help="device of the tests")
-    parser.addoption(
-        "--image-by", choices=("native", "nvrtc"), default="native", help="backend that compiles the image"
-    )
+    parser.addoption("--image-by", choices=IMAGE_COMPILERS, default="nvcc", help="compiler of the image")
 
 
 def pytest_configure(config: pytest.Config) -> None:

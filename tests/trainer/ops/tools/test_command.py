@@ -224,13 +224,13 @@ def test_ending_a_build_ends_its_compilers(place, tmp_path, number, code):
 
 @pytest.fixture
 def images(monkeypatch, tmp_path):
-    """Fake the images: fail for the given backends and architectures. The library exists."""
+    """Fake the images: fail for the given compilers and architectures. The library exists."""
 
     def make(*failing):
-        def obtain(_, backend, architecture, __):
-            if (backend, architecture) in failing:
-                raise BuildError(f"{backend} failed: error: no", f"all that {backend} said")
-            return tmp_path / f"sm_{architecture}-{backend}.cubin"
+        def obtain(_, by, architecture, __):
+            if (by, architecture) in failing:
+                raise BuildError(f"{by} failed: error: no", f"all that {by} said")
+            return tmp_path / f"sm_{architecture}-{by}.cubin"
 
         monkeypatch.setattr(build_command, "obtain_image", obtain)
         monkeypatch.setattr(build_command, "load_on_demand", lambda *_: Library(tmp_path / "library.so", "x86-64-v3"))
@@ -241,19 +241,19 @@ def images(monkeypatch, tmp_path):
 
 
 def test_build_falls_back_to_nvrtc_as_training_does(images, tmp_path, capsys):
-    assert images(("native", 90))("9.0") == 0
+    assert images(("nvcc", 90))("9.0") == 0
     said = capsys.readouterr()
-    assert "kernels: native failed: error: no\n" in said.out and not said.err
-    assert f"{tmp_path}/sm_90-nvrtc.cubin: for GPUs of compute capability 9.0\n" in said.out
+    assert "kernels: nvcc failed: error: no\n" in said.out and not said.err
+    assert f"{tmp_path}/sm_90-NVRTC.cubin: for GPUs of compute capability 9.0\n" in said.out
 
 
 def test_build_continues_with_other_architectures_and_reports_failures(images, tmp_path, capsys):
-    assert images(("native", 70), ("nvrtc", 70))("7.0", "9.0") == 3
+    assert images(("nvcc", 70), ("NVRTC", 70))("7.0", "9.0") == 3
     said = capsys.readouterr()
-    assert f"{tmp_path}/sm_90-native.cubin: for GPUs of compute capability 9.0\n" in said.out
+    assert f"{tmp_path}/sm_90-nvcc.cubin: for GPUs of compute capability 9.0\n" in said.out
     assert said.err == (
-        "all that native said\nall that nvrtc said\n"
-        "trainer kernels build: for sm_70: native failed: error: no; nvrtc failed: error: no\n"
+        "all that nvcc said\nall that NVRTC said\n"
+        "trainer kernels build: for sm_70: nvcc failed: error: no; NVRTC failed: error: no\n"
     )
 
 
@@ -296,7 +296,7 @@ def test_the_bench_needs_no_torch_to_start_and_no_rich_to_end(monkeypatch, capsy
         "measurements": [
             {**row, **figures, "backend": "native", "is_chosen": True},
             {**row, **figures, "backend": "reference", "is_chosen": False, "of_plain": 1.0},
-            {**row, "backend": "nvrtc", "problem": "no GPU"},
+            {**row, "backend": "torch", "problem": "no GPU"},
         ],
     }
     bench_command._print_tables(document)
@@ -304,7 +304,7 @@ def test_the_bench_needs_no_torch_to_start_and_no_rich_to_end(monkeypatch, capsy
     assert "glibc defaults" in first and title == "a processor: a copy moves 25.0 GB/s; * marks the choice of auto"
     assert own == "rms_norm   8x32  float32  native *   250.000  12.3      50%         2.00    10.00"
     assert reference == "rms_norm   8x32  float32  reference  250.000  12.3      50%         2.00     1.00"
-    assert head.index("GB/s") + 4 == own.index("12.3") + 4 and problem == "nvrtc not measured for rms_norm: no GPU"
+    assert head.index("GB/s") + 4 == own.index("12.3") + 4 and problem == "torch not measured for rms_norm: no GPU"
 
 
 def test_doctor_explains_every_operation(place):

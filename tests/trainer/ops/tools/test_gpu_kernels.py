@@ -20,7 +20,7 @@ from tests.trainer.ops.cuda.test_cuda_ops import TESTED
 from tests.trainer.ops.op_checks import mapped, tensors_of
 from tests.waiting import HANG_S
 from trainer.ops.build.build_settings import BuildSettings, LineReport
-from trainer.ops.build.device_image import load_device_image
+from trainer.ops.build.device_image import IMAGE_COMPILERS, load_device_image
 from trainer.ops.dispatch.library import Library
 from trainer.ops.dispatch.registry import OPERATIONS as ROWS
 from trainer.ops.operation import Operation
@@ -47,16 +47,16 @@ def check_passes(*words: str) -> None:
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 20
 
 
-@pytest.mark.parametrize("backend", ["native", "nvrtc"])
+@pytest.mark.parametrize("by", IMAGE_COMPILERS)
 @pytest.mark.parametrize("operation", TESTED)
-def test_ops_pass_their_tests(operation: str, backend: str) -> None:
-    check_passes("--image-by", backend, str(_HERE.parent / f"test_{operation}.py"))
+def test_ops_pass_their_tests(operation: str, by: str) -> None:
+    check_passes("--image-by", by, str(_HERE.parent / f"test_{operation}.py"))
 
 
 @pytest.fixture(scope="module")
 def device(kernel_library: Library) -> torch.device:
     here = torch.device("cuda", torch.cuda.current_device())
-    load_device_image(kernel_library.path, BuildSettings.from_variables(os.environ), here, "native", LineReport())
+    load_device_image(kernel_library.path, BuildSettings.from_variables(os.environ), here, "nvcc", LineReport())
     return here
 
 
