@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, weight
 from trainer.families.format.hub_config import HubConfig
-from trainer.families.llama import TINY, attention, ends, norms, read_shape, write_shape
+from trainer.families.format.rope import read_rope
+from trainer.families.llama import ABSENT, TINY, attention, ends, norms, read_shape, write_shape
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
@@ -28,7 +29,7 @@ def _read(hub: HubConfig) -> dict[str, Any]:
     hub.only("hidden_act", "relu2")
     hub.only("attention_bias", False)
     hub.only("mlp_bias", False)
-    return {**read_shape(hub, epsilon=1e-5), "swiglu": False, "squared_relu": True}
+    return {**read_shape(hub), **read_rope(hub), "swiglu": False, "squared_relu": True}
 
 
 def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
@@ -58,6 +59,7 @@ ARCEE = Family(
     write_config=_write,
     weights=_weights,
     tiny=TINY,
+    absent={**ABSENT, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
 )
 '''
 

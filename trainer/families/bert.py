@@ -29,25 +29,25 @@ _MEGATRON = {"final_norm": "bert.encoder.ln", "attention_norm": "attention.ln", 
 
 def _read(placement: str, masked_only: str, hub: HubConfig) -> dict[str, Any]:
     hub.only("position_embedding_type", "absolute")
-    hub.ignore("gradient_checkpointing")
+    hub.only("is_decoder", False)
     return {
         "architecture": "bert",
-        "bert_binary_head": masked_only not in (hub.take("architectures") or []),
+        "bert_binary_head": masked_only not in (hub.given("architectures") or []),
         "num_layers": hub.need("num_hidden_layers"),
         "hidden_size": hub.need("hidden_size"),
         "num_attention_heads": hub.need("num_attention_heads"),
         "ffn_hidden_size": hub.need("intermediate_size"),
-        "max_position_embeddings": hub.need("max_position_embeddings"),
-        "num_tokentypes": hub.take("type_vocab_size", 2),
+        "max_position_embeddings": hub.take("max_position_embeddings"),
+        "num_tokentypes": hub.take("type_vocab_size"),
         "vocab_size": hub.need("vocab_size"),
         "norm_placement": placement,
         "has_final_norm": placement == "pre",
-        "norm_epsilon": hub.take("layer_norm_eps", 1e-12),
-        "activation_func": read_activation(hub, "hidden_act", "gelu"),
-        "attention_dropout": hub.take("attention_probs_dropout_prob", 0.1),
-        "hidden_dropout": hub.take("hidden_dropout_prob", 0.1),
-        "init_method_std": hub.take("initializer_range", 0.02),
-        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings", True),
+        "norm_epsilon": hub.take("layer_norm_eps"),
+        "activation_func": read_activation(hub, "hidden_act"),
+        "attention_dropout": hub.take("attention_probs_dropout_prob"),
+        "hidden_dropout": hub.take("hidden_dropout_prob"),
+        "init_method_std": hub.take("initializer_range"),
+        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings"),
     }
 
 
@@ -111,6 +111,24 @@ def _correct(whole: str, masked_only: str, keys: Mapping[str, Any], stored: Coll
     return {**keys, "architectures": [masked_only if predicts and not has_order else whole]}
 
 
+_ABSENT: Mapping[str, Any] = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+    "is_decoder": False,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "type_vocab_size": 2,
+}
+_POOLER = ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
+_WITHOUT_EFFECT = dict.fromkeys(
+    ("directionality", *(f"pooler_{what}" for what in _POOLER)),
+    "is not read by the class of transformers; Google's files have it",
+)
+
+
 def _family(name: str, model_type: str, prefix: str, placement: str, norms: Mapping[str, str]) -> Family:
     whole, masked_only, bare = (f"{prefix}{what}" for what in ("ForPreTraining", "ForMaskedLM", "Model"))
     return Family(
@@ -128,6 +146,8 @@ def _family(name: str, model_type: str, prefix: str, placement: str, norms: Mapp
             "intermediate_size": 48,
             "max_position_embeddings": 64,
         },
+        absent=_ABSENT,
+        without_effect=_WITHOUT_EFFECT,
         other_architectures=(masked_only, bare),
         base_prefix="bert.",
         # Positions were once stored with the weights; the output table is the word table, and its bias stands twice.

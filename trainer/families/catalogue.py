@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from trainer.config.sections.model import ModelConfig
 from trainer.families.bert import BERT, MEGATRON_BERT
 from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
@@ -81,10 +83,21 @@ def read_model(keys: Mapping[str, Any], where: str) -> tuple[Family, ModelConfig
     Raises:
         FamilyError: unknown family, or a key whose meaning is unknown.
     """
-    family, hub = family_of_config(keys, where), HubConfig(keys, where)
-    model = ModelConfig(**family.read_config(hub))
+    family = family_of_config(keys, where)
+    return family, _read(family, keys, where)
+
+
+def _read(family: Family, keys: Mapping[str, Any], where: str) -> ModelConfig:
+    hub = HubConfig(keys, where, family.absent, family.without_effect, family.aliases)
+    values = family.read_config(hub)
     hub.finish()
-    return family, model
+    try:
+        return ModelConfig(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = hub.names_of(first["input"]) or f"model.{'.'.join(map(str, first['loc']))}"
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise FamilyError(f"{where}: {name} is {first['input']!r}, which is not valid: {message}") from None
 
 
 def family_of_model(model: ModelConfig) -> Family:
@@ -124,7 +137,7 @@ def _as_family(family: Family, model: ModelConfig) -> ModelConfig | None:
     positions = model.max_position_embeddings or 1
     try:
         keys = family.write_config(model, model.vocab_size or 1, positions)
-        return ModelConfig(**family.read_config(HubConfig(keys, "config.json")))
+        return _read(family, keys, "config.json")
     except (FamilyError, ValueError):
         return None
 

@@ -15,7 +15,8 @@ from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family, Weight, affine, weight
 from trainer.families.format.forms import Stacked
 from trainer.families.format.hub_config import HubConfig
-from trainer.families.llama import TINY, ends, mlp, norms, read_shape, write_shape
+from trainer.families.format.rope import read_rope
+from trainer.families.llama import ABSENT, SILU, TINY, ends, mlp, norms, read_shape, write_shape
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
@@ -31,42 +32,60 @@ _PREDICTION = (
 _GREEDY, _GROUPS = "greedy", "group_limited_greedy"
 
 
-def _read_shared(hub: HubConfig, *, topk: int | None, scaling: float, dense: int) -> dict[str, Any]:
-    """Keys of both families, without those of the router.
+_ABSENT: Mapping[str, Any] = {
+    **ABSENT,
+    "first_k_dense_replace": 0,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 1407,
+    "n_group": None,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_experts_per_tok": None,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 1.0,
+    "topk_group": None,
+    "v_head_dim": 128,
+}
+_WITHOUT_EFFECT = {
+    "aux_loss_alpha": "is a coefficient of training, which a note tells",
+    "ep_size": "says on how many ranks the original code runs",
+    "head_dim": "is qk_rope_head_dim in transformers, whatever the file says",
+    "qk_head_dim": "is the sum of qk_nope_head_dim and qk_rope_head_dim",
+    "seq_aux": "belongs to aux_loss_alpha",
+}
 
-    Args:
-        hub: the file.
-        topk: experts per token in a file that names no number; None if it must.
-        scaling: factor of the routed experts in a file that names none.
-        dense: first layers without experts in a file that names no number.
-    """
-    for key, value in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False), ("moe_layer_freq", 1)):
+
+def _read_shared(hub: HubConfig) -> dict[str, Any]:
+    """Keys of both families, without those of the router."""
+    hub.only("hidden_act", *SILU)
+    for key, value in (("attention_bias", False), ("mlp_bias", False), ("moe_layer_freq", 1)):
         hub.only(key, value)
     # transformers gives the norms of the latents this epsilon, whatever the file says.
     hub.only("rms_norm_eps", 1e-6)
     hub.only("num_key_value_heads", hub.need("num_attention_heads"))
-    # Sums of other keys; where the original code ran; the balance loss over each sequence, which _notes tells.
-    hub.ignore("head_dim", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
-    shape = read_shape(hub)
-    first, layers = hub.take("first_k_dense_replace", dense), range(shape["num_layers"])
-    expert_width, shared = hub.need("moe_intermediate_size"), hub.need("n_shared_experts")
+    shape = {**read_shape(hub), **read_rope(hub)}
+    first, layers = hub.take("first_k_dense_replace"), range(shape["num_layers"])
+    expert_width, shared = hub.take("moe_intermediate_size"), hub.take("n_shared_experts", null=0)
     if shared < 1:
         raise FamilyError(f"{hub.where}: n_shared_experts is {shared}, but transformers needs at least one")
-    factor = hub.take("routed_scaling_factor", scaling)
+    factor = hub.take("routed_scaling_factor")
     return {
         **shape,
         "kv_channels": None,
         "multi_latent_attention": True,
-        "q_lora_rank": hub.given("q_lora_rank", 1536),
-        "kv_lora_rank": hub.take("kv_lora_rank", 512),
-        "qk_head_dim": hub.take("qk_nope_head_dim", 128),
-        "qk_pos_emb_head_dim": hub.take("qk_rope_head_dim", 64),
-        "v_head_dim": hub.take("v_head_dim", 128),
-        "num_experts": hub.take("num_local_experts", hub.take("num_experts", hub.take("n_routed_experts"))),
+        "q_lora_rank": hub.take("q_lora_rank", null=None),
+        "kv_lora_rank": hub.take("kv_lora_rank"),
+        "qk_head_dim": hub.take("qk_nope_head_dim"),
+        "qk_pos_emb_head_dim": hub.take("qk_rope_head_dim"),
+        "v_head_dim": hub.take("v_head_dim"),
+        "num_experts": hub.take("n_routed_experts"),
         "moe_layer_freq": layer_pattern([layer >= first for layer in layers]),
         "moe_ffn_hidden_size": expert_width,
         "moe_shared_expert_intermediate_size": expert_width * shared,
-        "moe_router_topk": hub.need("num_experts_per_tok") if topk is None else hub.take("num_experts_per_tok", topk),
+        "moe_router_topk": hub.need("num_experts_per_tok"),
         "moe_router_topk_scaling_factor": None if factor == 1.0 else factor,
     }
 
@@ -96,9 +115,9 @@ def _write_shared(model: ModelConfig, vocab_size: int, max_positions: int) -> di
     }
 
 
-def _groups(hub: HubConfig, count: int, topk: int, score: str) -> dict[str, Any]:
+def _groups(hub: HubConfig, score: str) -> dict[str, Any]:
     """Keys of the groups of experts; none if all experts are one group."""
-    groups, best = hub.take("n_group", count), hub.take("topk_group", topk)
+    groups, best = hub.take("n_group", null=1), hub.take("topk_group", null=1)
     if groups == 1:
         return {}
     return {"moe_router_num_groups": groups, "moe_router_group_topk": best, "moe_router_group_score": score}
@@ -107,14 +126,13 @@ def _groups(hub: HubConfig, count: int, topk: int, score: str) -> dict[str, Any]
 def _read_v2(hub: HubConfig) -> dict[str, Any]:
     hub.only("scoring_func", "softmax")
     hub.only("norm_topk_prob", False)
-    hub.only("topk_method", _GREEDY, _GROUPS)
-    shared = _read_shared(hub, topk=None, scaling=1.0, dense=0)
-    groups = _groups(hub, 1, 1, "max")
+    method = hub.only("topk_method", _GREEDY, _GROUPS)
+    shared, groups = _read_shared(hub), _groups(hub, "max")
     return {
         **shared,
         "rotary_interleaved": True,
         "moe_router_pre_softmax": True,
-        **(groups if hub.take("topk_method", _GREEDY) == _GROUPS else {}),
+        **(groups if method == _GROUPS else {}),
     }
 
 
@@ -130,8 +148,8 @@ def _write_v2(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[s
 def _read_v3(hub: HubConfig) -> dict[str, Any]:
     hub.only("scoring_func", "sigmoid")
     hub.only("topk_method", "noaux_tc")
-    shared = _read_shared(hub, topk=8, scaling=2.5, dense=3)
-    divides = hub.take("norm_topk_prob", True)
+    shared = _read_shared(hub)
+    divides = hub.take("norm_topk_prob")
     if divides and shared["moe_router_topk"] == 1:
         raise FamilyError(
             f"{hub.where}: norm_topk_prob makes the weight of num_experts_per_tok 1 always 1, so that the router could "
@@ -139,12 +157,12 @@ def _read_v3(hub: HubConfig) -> dict[str, Any]:
         )
     return {
         **shared,
-        **_groups(hub, 8, 4, "top2"),
-        "rotary_interleaved": hub.take("rope_interleave", True),
+        **_groups(hub, "top2"),
+        "rotary_interleaved": hub.take("rope_interleave"),
         "moe_router_score_function": "sigmoid",
         "moe_router_norm_topk_prob": divides,
         "moe_router_enable_expert_bias": True,
-        "mtp_num_layers": hub.take("num_nextn_predict_layers", 0),
+        "mtp_num_layers": hub.take("num_nextn_predict_layers", null=0),
     }
 
 
@@ -260,6 +278,9 @@ DEEPSEEK_V2 = Family(
     weights=_weights,
     tiny={**_TINY, "q_lora_rank": None, "topk_method": _GROUPS},
     notes=_notes,
+    absent=_ABSENT,
+    without_effect=_WITHOUT_EFFECT,
+    aliases={"num_experts": "n_routed_experts"},
 )
 
 DEEPSEEK_V3 = Family(
@@ -272,6 +293,24 @@ DEEPSEEK_V3 = Family(
     copies=_copies,
     notes=_notes,
     tiny={**_TINY, "num_nextn_predict_layers": 0},
+    absent={
+        **_ABSENT,
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 4096,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1,
+        "rope_interleave": True,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 4,
+    },
+    without_effect=_WITHOUT_EFFECT,
+    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     refused_tensors={
         r".*\.layers\.\d+\.(eh_proj|enorm|hnorm|shared_head|embed_tokens)\..*": "a part of a layer that predicts "
         "further tokens (MTP), which num_nextn_predict_layers of config.json does not count; correct that number",

@@ -7,12 +7,14 @@ Gemma Team 2024 (arXiv:2408.00118), section 2; names: transformers models/gemma2
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, weight
 from trainer.families.format.hub_config import HubConfig
+from trainer.families.format.rope import read_rope
 from trainer.families.format.windows import read_windows, write_windows
+from trainer.families.llama import ABSENT as LLAMA_ABSENT
 from trainer.families.llama import TINY, attention, ends, mlp, read_shape, write_shape
 
 if TYPE_CHECKING:
@@ -21,15 +23,32 @@ if TYPE_CHECKING:
 _ACTIVATION = "gelu_pytorch_tanh"
 
 
+ABSENT: Mapping[str, Any] = {
+    **LLAMA_ABSENT,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_activation": _ACTIVATION,
+    "layer_types": None,
+    "max_position_embeddings": 8192,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "use_bidirectional_attention": None,
+}
+"""Meaning of a file without these keys."""
+
+WITHOUT_EFFECT = {"hidden_act": "is not read by the class of transformers, which reads hidden_activation"}
+"""Keys that change nothing here."""
+
+
 def read(hub: HubConfig) -> dict[str, Any]:
-    """Keys that Gemma 2 and Gemma 3 share, without windows and soft caps."""
+    """Keys that Gemma 2 and Gemma 3 share, without windows and positions."""
     hub.only("hidden_activation", _ACTIVATION)
-    # Ignored by transformers, too, where hidden_activation is given.
-    hub.ignore("hidden_act")
     hub.only("use_bidirectional_attention", False)
-    biased = hub.take("attention_bias", False)
-    shape = read_shape(hub, ties=True)
-    shape["kv_channels"] = hub.take("head_dim", 256)
+    biased, scalar = hub.take("attention_bias"), hub.take("query_pre_attn_scalar")
+    shape = read_shape(hub)
     return {
         **shape,
         "swiglu": False,
@@ -40,7 +59,9 @@ def read(hub: HubConfig) -> dict[str, Any]:
         "norm_placement": "sandwich",
         "apply_layernorm_1p": True,
         "embedding_scale": math.sqrt(shape["hidden_size"]),
-        "softmax_scale": hub.take("query_pre_attn_scalar", 256) ** -0.5,
+        "softmax_scale": scalar**-0.5 if scalar else 0.0,
+        "attn_logit_softcapping": hub.take("attn_logit_softcapping", null=None),
+        "final_logit_softcapping": hub.take("final_logit_softcapping", null=None),
     }
 
 
@@ -75,12 +96,8 @@ def weights(model: ModelConfig) -> Iterator[Weight]:
 def _read(hub: HubConfig) -> dict[str, Any]:
     shape = read(hub)
     layers = shape["num_layers"]
-    return {
-        **shape,
-        **read_windows(hub, layers, [layer % 2 == 0 for layer in range(layers)], absent=4096),
-        "attn_logit_softcapping": hub.given("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": hub.given("final_logit_softcapping", 30.0),
-    }
+    windows = read_windows(hub, layers, [layer % 2 == 0 for layer in range(layers)])
+    return {**shape, **read_rope(hub), **windows}
 
 
 GEMMA2 = Family(
@@ -99,4 +116,6 @@ GEMMA2 = Family(
         "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 1.5,
     },
+    absent=ABSENT,
+    without_effect=WITHOUT_EFFECT,
 )

@@ -12,24 +12,21 @@ from trainer.families.format.family import Family
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope
 from trainer.families.format.windows import read_windows
-from trainer.families.gemma2 import read, weights, write
+from trainer.families.gemma2 import ABSENT, WITHOUT_EFFECT, read, weights, write
 from trainer.families.llama import TINY
-
-_PATTERN = 6
-"""One layer in so many sees all tokens, in a file that does not say otherwise."""
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:
     shape = read(hub)
     layers = shape["num_layers"]
-    pattern = hub.take("sliding_window_pattern", hub.take("_sliding_window_pattern", _PATTERN))
+    pattern = hub.take("sliding_window_pattern")
+    if not hub.has("layer_types"):
+        hub.only("_sliding_window_pattern", pattern)
     return {
         **shape,
-        **read_rope(hub, 1e6, local_base=1e4),
-        **read_windows(hub, layers, [(layer + 1) % pattern != 0 for layer in range(layers)], absent=4096),
+        **read_rope(hub, has_local_base=True),
+        **read_windows(hub, layers, [(layer + 1) % pattern != 0 for layer in range(layers)]),
         "qk_layernorm": True,
-        "attn_logit_softcapping": hub.take("attn_logit_softcapping"),
-        "final_logit_softcapping": hub.take("final_logit_softcapping"),
     }
 
 
@@ -52,4 +49,15 @@ GEMMA3 = Family(
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     },
+    absent={
+        **ABSENT,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "max_position_embeddings": 131072,
+        "rope_local_base_freq": 1e4,
+        "rope_theta": 1e6,
+        "sliding_window_pattern": 6,
+        "use_bidirectional_attention": False,
+    },
+    without_effect={**WITHOUT_EFFECT, "_sliding_window_pattern": "is said by layer_types"},
 )

@@ -5,7 +5,7 @@ Radford et al. 2019, section 2.3; names: transformers models/gpt2/modeling_gpt2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, affine, weight
@@ -15,7 +15,11 @@ from trainer.families.format.hub_config import HubConfig
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    "relu": "relu",
+}
 """Hugging Face's name -> ours; an export takes the first name of each."""
 
 
@@ -24,34 +28,38 @@ def activation_name(model: ModelConfig) -> str:
     return next((name for name, ours in ACTIVATIONS.items() if ours == model.activation), "gelu_new")
 
 
-def read_activation(hub: HubConfig, key: str, default: str) -> str:
+def read_activation(hub: HubConfig, key: str) -> str:
     """Our name of the activation under ``key``."""
-    hub.only(key, default, *ACTIVATIONS)
-    return ACTIVATIONS[hub.take(key, default)]
+    return ACTIVATIONS[hub.only(key, *ACTIVATIONS)]
+
+
+def dropout_notes(keys: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence if the embedding has another rate of dropout than the residual stream."""
+    residual, embedding = keys.get("resid_pdrop"), keys.get("embd_pdrop")
+    if residual is not None and embedding is not None and residual != embedding:
+        yield (
+            f"embd_pdrop {embedding} differs from resid_pdrop {residual}, but this trainer has one rate, "
+            f"model.hidden_dropout, which is {residual} here; it changes training, but no logit"
+        )
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:
     hub.only("scale_attn_weights", True)
     hub.only("scale_attn_by_inverse_layer_idx", False)
-    # Changes rounding alone; scores are computed in float32 here.
-    hub.ignore("reorder_and_upcast_attn", "n_ctx", "gradient_checkpointing")
-    hub.ignore(*(f"summary_{what}" for what in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
     hidden = hub.need("n_embd")
-    dropout = hub.take("resid_pdrop", 0.1)
-    hub.only("embd_pdrop", dropout)
     return {
         "num_layers": hub.need("n_layer"),
         "hidden_size": hidden,
         "num_attention_heads": hub.need("n_head"),
-        "ffn_hidden_size": hub.take("n_inner", 4 * hidden),
-        "max_position_embeddings": hub.need("n_positions"),
+        "ffn_hidden_size": hub.take("n_inner", null=4 * hidden),
+        "max_position_embeddings": hub.take("n_positions"),
         "vocab_size": hub.need("vocab_size"),
-        "norm_epsilon": hub.take("layer_norm_epsilon", 1e-5),
-        "activation_func": read_activation(hub, "activation_function", "gelu_new"),
-        "attention_dropout": hub.take("attn_pdrop", 0.1),
-        "hidden_dropout": dropout,
-        "init_method_std": hub.take("initializer_range", 0.02),
-        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings", True),
+        "norm_epsilon": hub.take("layer_norm_epsilon"),
+        "activation_func": read_activation(hub, "activation_function"),
+        "attention_dropout": hub.take("attn_pdrop"),
+        "hidden_dropout": hub.take("resid_pdrop"),
+        "init_method_std": hub.take("initializer_range"),
+        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings"),
     }
 
 
@@ -101,4 +109,32 @@ GPT2 = Family(
     base_prefix="transformer.",
     # The causal mask was once stored with the weights.
     ignored_tensors=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),
+    notes=dropout_notes,
+    absent={
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.1,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "n_inner": None,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+    },
+    without_effect={
+        "embd_pdrop": "is a rate of dropout, which a note tells",
+        "n_ctx": "repeats n_positions",
+        "reorder_and_upcast_attn": "changes rounding alone; scores are computed in float32 here",
+        **dict.fromkeys(
+            (f"summary_{what}" for what in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
+            "is about heads for other tasks",
+        ),
+    },
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 )

@@ -17,29 +17,28 @@ from trainer.families.gpt2 import activation_name, read_activation
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
-# Of a file that names none: the default of transformers 4.
-_ROTARY_PERCENT = 0.25
-
 
 def _read(hub: HubConfig) -> dict[str, Any]:
     hub.only("attention_bias", True)
-    hub.ignore("classifier_dropout", "gradient_checkpointing")
-    rope = read_rope(hub, percent=_ROTARY_PERCENT)
-    parallel = hub.take("use_parallel_residual", True)
+    rope = read_rope(hub, base_key="rotary_emb_base", percent_key="rotary_pct")
+    # transformers does not read these names in this family; an export has them for other readers.
+    hub.only("rope_theta", rope["rotary_base"])
+    hub.only("partial_rotary_factor", rope["rotary_percent"])
+    parallel = hub.take("use_parallel_residual")
     return {
         "num_layers": hub.need("num_hidden_layers"),
         "hidden_size": hub.need("hidden_size"),
         "num_attention_heads": hub.need("num_attention_heads"),
         "ffn_hidden_size": hub.need("intermediate_size"),
-        "max_position_embeddings": hub.need("max_position_embeddings"),
+        "max_position_embeddings": hub.take("max_position_embeddings"),
         "vocab_size": hub.need("vocab_size"),
-        "norm_epsilon": hub.take("layer_norm_eps", 1e-5),
-        "activation_func": read_activation(hub, "hidden_act", "gelu"),
+        "norm_epsilon": hub.take("layer_norm_eps"),
+        "activation_func": read_activation(hub, "hidden_act"),
         "parallel_residual": parallel,
-        "attention_dropout": hub.take("attention_dropout", 0.0),
-        "hidden_dropout": hub.take("hidden_dropout", 0.0),
-        "init_method_std": hub.take("initializer_range", 0.02),
-        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings", False),
+        "attention_dropout": hub.take("attention_dropout"),
+        "hidden_dropout": hub.take("hidden_dropout"),
+        "init_method_std": hub.take("initializer_range"),
+        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings"),
         **rope,
     }
 
@@ -101,5 +100,18 @@ GPT_NEOX = Family(
     },
     base_prefix="gpt_neox.",
     word_table_copies=("embed_out.weight",),
+    absent={
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "hidden_act": "gelu",
+        "hidden_dropout": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "rotary_emb_base": 10000.0,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": True,
+    },
     ignored_tensors=(r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
 )

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from trainer.families.format.family import Family, Weight, affine, weight
 from trainer.families.format.forms import ExpertMatrices
 from trainer.families.format.hub_config import HubConfig
+from trainer.families.format.rope import read_rope
 from trainer.families.format.windows import read_windows, write_windows
-from trainer.families.llama import TINY, attention, ends, norms, read_shape, write_shape
+from trainer.families.llama import ABSENT, SILU, TINY, attention, ends, norms, read_shape, write_shape
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 _YARN = {
     "rope_type": "yarn",
-    "rope_theta": 150000.0,
     "factor": 32.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
@@ -29,23 +29,22 @@ _YARN = {
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:
-    hub.only("hidden_act", "silu")
+    hub.only("hidden_act", *SILU)
     hub.only("attention_bias", True)
-    # Older files name both keys of the number of experts per token, and values that only their own code reads.
-    hub.ignore("experts_per_token", "initial_context_length", "rope_ntk_alpha", "rope_ntk_beta", "rope_scaling_factor")
-    shape = read_shape(hub, epsilon=1e-5, base=150000.0)
+    shape = read_shape(hub)
     layers = shape["num_layers"]
     return {
         **shape,
-        **read_windows(hub, layers, [layer % 2 == 0 for layer in range(layers)], absent=128),
+        **read_rope(hub, unscaled=_YARN),
+        **read_windows(hub, layers, [layer % 2 == 0 for layer in range(layers)]),
         "disable_bias_linear": False,
         "attention_sinks": True,
-        "activation_clamp": hub.take("swiglu_limit", 7.0),
-        "activation_alpha": hub.take("swiglu_alpha", 1.702),
-        "num_experts": hub.take("num_local_experts", 128),
-        "moe_router_topk": hub.take("num_experts_per_tok", 4),
+        "activation_clamp": hub.take("swiglu_limit"),
+        "activation_alpha": hub.take("swiglu_alpha"),
+        "num_experts": hub.take("num_local_experts"),
+        "moe_router_topk": hub.take("num_experts_per_tok"),
         "moe_router_bias": True,
-        "moe_aux_loss_coeff": hub.take("router_aux_loss_coef", 0.9),
+        "moe_aux_loss_coeff": hub.take("router_aux_loss_coef"),
     }
 
 
@@ -93,4 +92,25 @@ GPT_OSS = Family(
         "num_experts_per_tok": 2,
         "rope_parameters": {**_YARN, "rope_theta": 500.0, "original_max_position_embeddings": 16, "factor": 4.0},
     },
+    absent={
+        **ABSENT,
+        "attention_bias": True,
+        "head_dim": 64,
+        "layer_types": None,
+        "max_position_embeddings": 131072,
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 8,
+        "num_local_experts": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": 128,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+    without_effect=dict.fromkeys(
+        ("initial_context_length", "rope_ntk_alpha", "rope_ntk_beta", "rope_scaling_factor"),
+        "is read by OpenAI's own code alone; rope_scaling says the same",
+    ),
+    aliases={"experts_per_token": "num_experts_per_tok", "num_experts": "num_local_experts"},
 )

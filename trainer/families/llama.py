@@ -5,7 +5,7 @@ Touvron et al. 2023 (arXiv:2302.13971), section 2.2; names: transformers models/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, affine, weight
@@ -17,34 +17,43 @@ if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 
-def read_shape(hub: HubConfig, *, ties: bool = False, epsilon: float = 1e-6, base: float = 10000.0) -> dict[str, Any]:
-    """Keys of a decoder with rotary positions, RMSNorm, SwiGLU and no biases.
+SILU = ("silu", "swish")
+"""Two names of one activation."""
 
-    Args:
-        hub: the file.
-        ties: a file without tie_word_embeddings ties the head to the embedding.
-        epsilon: of the norms in a file that names none.
-        base: of rope in a file that names none.
-    """
+ABSENT: Mapping[str, Any] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": None,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 2048,
+    "num_key_value_heads": None,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+"""Meaning of a file of Llama without these keys. Later families change some."""
+
+
+def read_shape(hub: HubConfig) -> dict[str, Any]:
+    """Keys of a decoder with RMSNorm, SwiGLU and no biases, without rotary positions."""
     heads, hidden = hub.need("num_attention_heads"), hub.need("hidden_size")
     return {
         "num_layers": hub.need("num_hidden_layers"),
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "num_query_groups": hub.take("num_key_value_heads", heads),
-        "kv_channels": hub.take("head_dim", hidden // heads),
+        "num_query_groups": hub.take("num_key_value_heads", null=heads),
+        "kv_channels": hub.take("head_dim", null=hidden // heads),
         "ffn_hidden_size": hub.need("intermediate_size"),
-        "max_position_embeddings": hub.need("max_position_embeddings"),
+        "max_position_embeddings": hub.take("max_position_embeddings"),
         "vocab_size": hub.need("vocab_size"),
         "normalization": "RMSNorm",
-        "norm_epsilon": hub.take("rms_norm_eps", epsilon),
+        "norm_epsilon": hub.take("rms_norm_eps"),
         "swiglu": True,
         "disable_bias_linear": True,
-        "attention_dropout": hub.take("attention_dropout", 0.0),
+        "attention_dropout": hub.take("attention_dropout"),
         "hidden_dropout": 0.0,
-        "init_method_std": hub.take("initializer_range", 0.02),
-        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings", ties),
-        **read_rope(hub, base),
+        "init_method_std": hub.take("initializer_range"),
+        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings"),
     }
 
 
@@ -113,10 +122,10 @@ def dense_weights(model: ModelConfig) -> Iterator[Weight]:
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:
-    hub.only("hidden_act", "silu")
+    hub.only("hidden_act", *SILU)
     hub.only("mlp_bias", False)
-    biased = hub.take("attention_bias", False)
-    return {**read_shape(hub), "add_qkv_bias": biased, "add_attention_output_bias": biased}
+    biased = hub.take("attention_bias")
+    return {**read_shape(hub), **read_rope(hub), "add_qkv_bias": biased, "add_attention_output_bias": biased}
 
 
 def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
@@ -159,4 +168,5 @@ LLAMA = Family(
             "original_max_position_embeddings": 16,
         },
     },
+    absent=ABSENT,
 )

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family
 from trainer.families.format.hub_config import HubConfig
-from trainer.families.llama import TINY, dense_weights, read_shape, write_shape
+from trainer.families.format.rope import read_rope
+from trainer.families.llama import ABSENT, SILU, TINY, dense_weights, read_shape, write_shape
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
-# Of a file that lacks the key; null means no window.
-_WINDOW = 4096
-
 
 def _read(hub: HubConfig) -> dict[str, Any]:
-    hub.only("hidden_act", "silu")
-    window = hub.given("sliding_window", _WINDOW)
-    return {**read_shape(hub), **({"window_size": window} if window is not None else {})}
+    hub.only("hidden_act", *SILU)
+    window = hub.take("sliding_window", null=None)
+    windows = {} if window is None else {"window_size": window}
+    return {**read_shape(hub), **read_rope(hub), **windows}
 
 
 def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
@@ -37,4 +36,5 @@ MISTRAL = Family(
     write_config=_write,
     weights=dense_weights,
     tiny={**TINY, "sliding_window": 5, "head_dim": 8},
+    absent={**ABSENT, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
 )

@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING, Any
 from trainer.families.experts import experts
 from trainer.families.format.family import Family, Weight
 from trainer.families.format.hub_config import HubConfig
-from trainer.families.llama import TINY, attention, ends, norms, read_shape, write_shape
+from trainer.families.format.rope import read_rope
+from trainer.families.llama import ABSENT, SILU, TINY, attention, ends, norms, read_shape, write_shape
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:
-    hub.only("hidden_act", "silu")
+    hub.only("hidden_act", *SILU)
     hub.only("router_jitter_noise", 0.0)
-    window = hub.take("sliding_window")
+    window = hub.take("sliding_window", null=None)
     return {
-        **read_shape(hub, epsilon=1e-5, base=1e6),
+        **read_shape(hub),
+        **read_rope(hub),
         **({"window_size": window} if window is not None else {}),
-        "num_experts": hub.take("num_local_experts", 8),
-        "moe_router_topk": hub.take("num_experts_per_tok", 2),
-        "moe_aux_loss_coeff": hub.take("router_aux_loss_coef", 0.001),
+        "num_experts": hub.take("num_local_experts"),
+        "moe_router_topk": hub.take("num_experts_per_tok"),
+        "moe_aux_loss_coeff": hub.take("router_aux_loss_coef"),
     }
 
 
@@ -60,4 +62,17 @@ MIXTRAL = Family(
     write_config=_write,
     weights=_weights,
     tiny={**TINY, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 4},
+    absent={
+        **ABSENT,
+        "max_position_embeddings": 131072,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "sliding_window": None,
+    },
+    aliases={"num_experts": "num_local_experts"},
 )

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, weight
 from trainer.families.format.hub_config import HubConfig
-from trainer.families.llama import TINY, attention, ends, mlp, read_shape, write_shape
+from trainer.families.format.rope import read_rope
+from trainer.families.llama import ABSENT, SILU, TINY, attention, ends, mlp, read_shape, write_shape
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:
-    hub.only("hidden_act", "silu")
-    biased = hub.take("attention_bias", False)
+    hub.only("hidden_act", *SILU)
+    biased = hub.take("attention_bias")
     return {
-        **read_shape(hub, epsilon=1e-5),
+        **read_shape(hub),
+        **read_rope(hub),
         "norm_placement": "output",
         "qk_layernorm": True,
         "qk_layernorm_scope": "all",
@@ -52,4 +54,5 @@ OLMO2 = Family(
     write_config=_write,
     weights=_weights,
     tiny=TINY,
+    absent={**ABSENT, "rms_norm_eps": 1e-5},
 )

@@ -24,25 +24,25 @@ def _read(hub: HubConfig) -> dict[str, Any]:
     hub.only("layerdrop", 0.0)
     hub.only("enable_bias", True)
     hub.only("layer_norm_elementwise_affine", True)
-    hub.ignore("activation_dropout")  # read by nothing in transformers either
-    hidden, norms_before = hub.need("hidden_size"), hub.take("do_layer_norm_before", True)
-    narrow = hub.take("word_embed_proj_dim", hidden)
+    hidden, norms_before = hub.need("hidden_size"), hub.take("do_layer_norm_before")
+    narrow = hub.take("word_embed_proj_dim", null=hidden)
+    has_final_norm = not hub.take("_remove_final_layer_norm")
     return {
         "num_layers": hub.need("num_hidden_layers"),
         "hidden_size": hidden,
         "num_attention_heads": hub.need("num_attention_heads"),
         "ffn_hidden_size": hub.need("ffn_dim"),
-        "max_position_embeddings": hub.need("max_position_embeddings"),
+        "max_position_embeddings": hub.take("max_position_embeddings"),
         "position_embedding_offset": _POSITION_OFFSET,
         "vocab_size": hub.need("vocab_size"),
         "embedding_size": None if narrow == hidden else narrow,
         "norm_placement": "pre" if norms_before else "post",
-        "has_final_norm": norms_before and not hub.take("_remove_final_layer_norm", False),
-        "activation_func": read_activation(hub, "activation_function", "relu"),
-        "attention_dropout": hub.take("attention_dropout", 0.0),
-        "hidden_dropout": hub.take("dropout", 0.1),
-        "init_method_std": hub.take("init_std", 0.02),
-        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings", True),
+        "has_final_norm": norms_before and has_final_norm,
+        "activation_func": read_activation(hub, "activation_function"),
+        "attention_dropout": hub.take("attention_dropout"),
+        "hidden_dropout": hub.take("dropout"),
+        "init_method_std": hub.take("init_std"),
+        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings"),
     }
 
 
@@ -113,4 +113,19 @@ OPT = Family(
         "word_embed_proj_dim": 16,
         "do_layer_norm_before": False,
     },
+    absent={
+        "_remove_final_layer_norm": False,
+        "activation_function": "relu",
+        "attention_dropout": 0.0,
+        "do_layer_norm_before": True,
+        "dropout": 0.1,
+        "enable_bias": True,
+        "init_std": 0.02,
+        "layer_norm_elementwise_affine": True,
+        "layerdrop": 0.0,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        "word_embed_proj_dim": None,
+    },
+    without_effect={"activation_dropout": "is not read by the class of transformers"},
 )

@@ -12,7 +12,7 @@ from trainer.families.format.family import Family, Weight, affine, weight
 from trainer.families.format.forms import SeparateHeads
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope, write_rope
-from trainer.families.gpt2 import activation_name, read_activation
+from trainer.families.gpt2 import activation_name, dropout_notes, read_activation
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
@@ -20,26 +20,25 @@ if TYPE_CHECKING:
 
 def _read(hub: HubConfig) -> dict[str, Any]:
     hub.only("qk_layernorm", False)
-    heads, dropout = hub.need("num_attention_heads"), hub.take("resid_pdrop", 0.0)
-    hub.only("embd_pdrop", dropout)
+    heads = hub.need("num_attention_heads")
     return {
         "num_layers": hub.need("num_hidden_layers"),
         "hidden_size": hub.need("hidden_size"),
         "num_attention_heads": heads,
-        "num_query_groups": hub.take("num_key_value_heads", heads),
+        "num_query_groups": hub.take("num_key_value_heads", null=heads),
         "ffn_hidden_size": hub.need("intermediate_size"),
-        "max_position_embeddings": hub.need("max_position_embeddings"),
+        "max_position_embeddings": hub.take("max_position_embeddings"),
         "vocab_size": hub.need("vocab_size"),
-        "norm_epsilon": hub.take("layer_norm_eps", 1e-5),
-        "activation_func": read_activation(hub, "hidden_act", "gelu_new"),
+        "norm_epsilon": hub.take("layer_norm_eps"),
+        "activation_func": read_activation(hub, "hidden_act"),
         "parallel_residual": True,
         "shared_parallel_norm": True,
         "add_head_bias": True,
-        "attention_dropout": hub.take("attention_dropout", 0.0),
-        "hidden_dropout": dropout,
-        "init_method_std": hub.take("initializer_range", 0.02),
-        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings", False),
-        **read_rope(hub, percent=0.5),
+        "attention_dropout": hub.take("attention_dropout"),
+        "hidden_dropout": hub.take("resid_pdrop"),
+        "init_method_std": hub.take("initializer_range"),
+        "untie_embeddings_and_output_weights": not hub.take("tie_word_embeddings"),
+        **read_rope(hub, percent_key="partial_rotary_factor"),
     }
 
 
@@ -99,4 +98,19 @@ PHI = Family(
         "max_position_embeddings": 64,
         "partial_rotary_factor": 0.5,
     },
+    notes=dropout_notes,
+    absent={
+        "attention_dropout": 0.0,
+        "hidden_act": "gelu_new",
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": None,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+        "resid_pdrop": 0.0,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
+    without_effect={"embd_pdrop": "is a rate of dropout, which a note tells"},
 )

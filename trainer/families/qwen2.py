@@ -5,21 +5,36 @@ Yang et al. 2024 (arXiv:2407.10671), section 2.2; names: transformers models/qwe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family
 from trainer.families.format.hub_config import HubConfig
+from trainer.families.format.rope import read_rope
 from trainer.families.format.windows import read_late_windows, write_windows
-from trainer.families.llama import TINY, dense_weights, read_shape, write_shape
+from trainer.families.llama import ABSENT as LLAMA_ABSENT
+from trainer.families.llama import SILU, TINY, dense_weights, read_shape, write_shape
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 
+ABSENT: Mapping[str, Any] = {
+    **LLAMA_ABSENT,
+    "layer_types": None,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+}
+"""Meaning of a file without these keys; also of one of Qwen3, but for head_dim."""
+
+
 def _read(hub: HubConfig) -> dict[str, Any]:
-    hub.only("hidden_act", "silu")
+    hub.only("hidden_act", *SILU)
     shape = read_shape(hub)
-    return {**shape, **read_late_windows(hub, shape["num_layers"]), "add_qkv_bias": True}
+    return {**shape, **read_rope(hub), **read_late_windows(hub, shape["num_layers"]), "add_qkv_bias": True}
 
 
 def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
@@ -47,4 +62,5 @@ QWEN2 = Family(
         "sliding_window": 6,
         "max_window_layers": 2,
     },
+    absent=ABSENT,
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.families.experts import experts, layer_pattern
 from trainer.families.format.family import Family, Weight
 from trainer.families.format.hub_config import HubConfig
-from trainer.families.llama import TINY, attention, ends, mlp, norms
+from trainer.families.llama import ABSENT, TINY, attention, ends, mlp, norms
 from trainer.families.qwen3 import read, write
 
 if TYPE_CHECKING:
@@ -20,23 +20,30 @@ if TYPE_CHECKING:
 
 def _read(hub: HubConfig) -> dict[str, Any]:
     shape = read(hub)
-    step, dense = hub.take("decoder_sparse_step", 1), set(hub.take("mlp_only_layers", []))
+    step, dense = hub.take("decoder_sparse_step"), hub.take("mlp_only_layers", null=[])
+    # Every layer has the window in transformers, whatever max_window_layers and layer_types say.
+    window = hub.take("sliding_window", null=None)
+    window = window if hub.take("use_sliding_window") else None
     layers = range(shape["num_layers"])
     return {
         **shape,
-        "num_experts": hub.take("num_local_experts", hub.take("num_experts", 128)),
+        **({} if window is None else {"window_size": window}),
+        "num_experts": hub.take("num_local_experts"),
         "moe_layer_freq": layer_pattern([layer not in dense and (layer + 1) % step == 0 for layer in layers]),
-        "moe_ffn_hidden_size": hub.take("moe_intermediate_size", 768),
-        "moe_router_topk": hub.take("num_experts_per_tok", 8),
-        "moe_router_pre_softmax": not hub.take("norm_topk_prob", False),
-        "moe_aux_loss_coeff": hub.take("router_aux_loss_coef", 0.001),
+        "moe_ffn_hidden_size": hub.take("moe_intermediate_size"),
+        "moe_router_topk": hub.take("num_experts_per_tok"),
+        "moe_router_pre_softmax": not hub.take("norm_topk_prob"),
+        "moe_aux_loss_coeff": hub.take("router_aux_loss_coef"),
     }
 
 
 def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
     dense = [layer for layer in range(model.num_layers) if not model.is_moe_layer(layer)]
+    window = model.window_size if model.window_layers == "all" else None
     return {
         **write(model, vocab_size, max_positions),
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
         "num_experts": model.num_experts,
         "num_local_experts": model.num_experts,
         "decoder_sparse_step": 1,
@@ -76,4 +83,20 @@ QWEN3_MOE = Family(
         "mlp_only_layers": [1],
         "norm_topk_prob": True,
     },
+    absent={
+        **ABSENT,
+        "decoder_sparse_step": 1,
+        "max_position_embeddings": 32768,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "num_local_experts": 128,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+    },
+    without_effect={key: "is not read by the class of transformers" for key in ("layer_types", "max_window_layers")},
+    aliases={"num_experts": "num_local_experts"},
 )

@@ -28,36 +28,35 @@ FEED_FORWARD = {
 
 
 def _read(hub: HubConfig) -> dict[str, Any]:
-    hub.only("feed_forward_proj", "relu", *FEED_FORWARD)
-    activation, is_gated = FEED_FORWARD[hub.take("feed_forward_proj", "relu")]
-    # transformers derives the first two from feed_forward_proj; the third is about its random weights.
-    hub.ignore("dense_act_fn", "is_gated_act", "initializer_factor", "output_past")
-    is_tied = hub.take("tie_word_embeddings", True)
-    dropout = hub.take("dropout_rate", 0.1)
+    activation, is_gated = FEED_FORWARD[hub.only("feed_forward_proj", *FEED_FORWARD)]
+    hub.only("is_decoder", False)
+    hub.only("is_encoder_decoder", True)
+    is_tied = hub.take("tie_word_embeddings", null=True)
+    dropout = hub.take("dropout_rate")
     layers = hub.need("num_layers")
     return {
         "architecture": "t5",
         "num_layers": layers,
-        "decoder_num_layers": hub.take("num_decoder_layers", layers),
+        "decoder_num_layers": hub.take("num_decoder_layers", null=layers),
         "hidden_size": hub.need("d_model"),
         "num_attention_heads": hub.need("num_heads"),
         "kv_channels": hub.need("d_kv"),
         "ffn_hidden_size": hub.need("d_ff"),
         "vocab_size": hub.need("vocab_size"),
-        "max_position_embeddings": hub.take("n_positions", 512),
+        "max_position_embeddings": hub.take("n_positions"),
         "position_embedding_type": "relative",
-        "relative_attention_num_buckets": hub.take("relative_attention_num_buckets", 32),
-        "relative_attention_max_distance": hub.take("relative_attention_max_distance", 128),
+        "relative_attention_num_buckets": hub.take("relative_attention_num_buckets"),
+        "relative_attention_max_distance": hub.take("relative_attention_max_distance"),
         "softmax_scale": 1.0,
         "normalization": "RMSNorm",
-        "norm_epsilon": hub.take("layer_norm_epsilon", 1e-6),
+        "norm_epsilon": hub.take("layer_norm_epsilon"),
         "activation_func": activation,
         "gated_linear_unit": is_gated,
         "disable_bias_linear": True,
         "attention_dropout": dropout,
         "hidden_dropout": dropout,
         # transformers 5 writes tie_word_embeddings: true for every T5, and says by the other key which one it is.
-        "untie_embeddings_and_output_weights": not hub.take("scale_decoder_outputs", is_tied),
+        "untie_embeddings_and_output_weights": not hub.take("scale_decoder_outputs", null=is_tied),
     }
 
 
@@ -147,6 +146,30 @@ T5 = Family(
         "relative_attention_max_distance": 16,
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
+    },
+    absent={
+        "dropout_rate": 0.1,
+        "feed_forward_proj": "relu",
+        "is_decoder": False,
+        "is_encoder_decoder": True,
+        "layer_norm_epsilon": 1e-6,
+        "n_positions": 512,
+        "num_decoder_layers": None,
+        "relative_attention_max_distance": 128,
+        "relative_attention_num_buckets": 32,
+        "scale_decoder_outputs": None,
+        "tie_word_embeddings": True,
+    },
+    without_effect={
+        "dense_act_fn": "is said by feed_forward_proj",
+        "initializer_factor": "is about random weights",
+        "is_gated_act": "is said by feed_forward_proj",
+    },
+    aliases={
+        "head_dim": "d_kv",
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
     },
     base_prefix="",
     auto_class="AutoModelForSeq2SeqLM",

@@ -20,6 +20,9 @@ from trainer.hub.layouts import to_ours
 from trainer.hub.quantized import StoredAs
 from trainer.hub.tensor_file import DTYPES
 
+_PREDICTION_COUNTS = frozenset(["num_nextn_predict_layers", "num_mtp_layers"])
+"""Names of the number of prediction layers, which a file without them does not count, whatever absence means."""
+
 
 class Piece(NamedTuple):
     """A part of one of our tensors that can be read alone.
@@ -79,7 +82,8 @@ class PublishedModel(ExitStack):
             self._stored = {name: stored for name, stored in self._stored.items() if name not in further}
         keeps = further and not drops_prediction_layers
         self.model = model if keeps else model.model_copy(update={"mtp_num_layers": 0})
-        self._num_counted_only = 0 if further else model.mtp_num_layers
+        counts = not _PREDICTION_COUNTS.isdisjoint(keys)
+        self._num_counted_only = model.mtp_num_layers if counts and not further else 0
         self.num_dropped = len(further) if drops_prediction_layers else 0
         """Number of tensors of prediction layers that are left out."""
         rules = list(self.family.weights(self.model))

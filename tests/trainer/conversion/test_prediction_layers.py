@@ -128,3 +128,14 @@ def test_bad_input_is_named(saved_by_transformers, tensors, tmp_path, capsys, mi
     write(tmp_path / "hub", saved_by_transformers, kept, **keys)
     assert command.main(["import", str(tmp_path / "hub"), "--output", str(tmp_path / "native")]) == 3
     assert message in capsys.readouterr().err
+
+
+def test_a_file_that_counts_none_and_holds_none_is_read_without_a_note(saved_by_transformers, hub) -> None:
+    """In transformers the absence of the count means one layer, so that tensors of one are read."""
+    for folder, layers in ((saved_by_transformers, 0), (hub, 1)):
+        file = folder / "config.json"
+        keys = json.loads(file.read_text())
+        file.write_text(json.dumps({key: value for key, value in keys.items() if "num_nextn" not in key}))
+        with HubFolder(folder) as source:
+            assert source.model.mtp_num_layers == layers and source.notes == []
+        file.write_text(json.dumps(keys))

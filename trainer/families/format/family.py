@@ -83,6 +83,9 @@ class Family:
         correct_config: config.json and names of the stored tensors -> config.json that fits them.
         notes: config.json -> one sentence on each key that changes training, but no weight and no logit, and that is
             not read.
+        absent: key of config.json -> value that the config class of transformers gives a file without the key.
+        without_effect: keys that change no logit in this family alone -> the reason.
+        aliases: other name of a key, which transformers reads too -> the key.
         token_ids: config.json -> the keys about tokens that readers need, also where the file lacks them.
     """
 
@@ -103,4 +106,7 @@ class Family:
     heads: Sequence[str] = ()
     correct_config: Callable[[Mapping[str, Any], Collection[str]], Mapping[str, Any]] | None = None
     notes: Callable[[Mapping[str, Any]], Iterator[str]] = _no_notes
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     token_ids: Callable[[Mapping[str, Any]], Mapping[str, int]] = _no_token_ids

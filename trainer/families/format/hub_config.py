@@ -1,143 +1,153 @@
-"""config.json of a Hugging Face folder: each key is read, has no effect, or is refused by name. Torch-free."""
+"""config.json of a Hugging Face folder: each key is read, has no effect, or is refused by name. Torch-free.
+
+A key that the file lacks means what the config class of transformers means by its absence: the family's row says so in
+``absent``, also for keys that are null where the class knows no null.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from trainer.families.format.errors import FamilyError
+from trainer.families.format.without_effect import OFF, WITHOUT_EFFECT
 
-WITHOUT_EFFECT = frozenset(
-    [
-        "_attn_implementation",
-        "_name_or_path",
-        "add_cross_attention",
-        "architectures",
-        "auto_map",
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "bos_token_id",
-        "cache_implementation",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "cross_attention_hidden_size",
-        "decoder_start_token_id",
-        "diversity_penalty",
-        "do_sample",
-        "dtype",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "eos_token_id",
-        "exponential_decay_length_penalty",
-        "finetuning_task",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "id2label",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "model_type",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_return_sequences",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "output_scores",
-        "pad_token_id",
-        "prefix",
-        "pretraining_tp",
-        "problem_type",
-        "pruned_heads",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict",
-        "return_dict_in_generate",
-        "sep_token_id",
-        "suppress_tokens",
-        "task_specific_params",
-        "temperature",
-        "tf_legacy_loss",
-        "tie_encoder_decoder",
-        "tokenizer_class",
-        "top_k",
-        "top_p",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "typical_p",
-        "use_bfloat16",
-        "use_cache",
-    ]
+_MOST = 2**31 - 1
+_MOST_OF = {"num_hidden_layers": 10_000, "n_layer": 10_000, "num_layers": 10_000}
+_MAY_BE_ZERO = frozenset(
+    ["first_k_dense_replace", "max_window_layers", "n_shared_experts", "num_nextn_predict_layers", "type_vocab_size"]
 )
-"""Keys about decoding, labels and the library. They change no weight and no logit; an export carries them through."""
+_WORDS = {bool: "true or false", int: "a whole number above 0", float: "a number", str: "text", list: "a list"}
+_UNGIVEN = object()
 
 
 class HubConfig:
     """Reader of one config.json. A key that nobody has read is refused at the end."""
 
-    def __init__(self, keys: Mapping[str, Any], where: str):
-        """Wrap the keys of the file named ``where``."""
+    def __init__(
+        self,
+        keys: Mapping[str, Any],
+        where: str,
+        absent: Mapping[str, Any] = MappingProxyType({}),
+        without_effect: Mapping[str, str] = MappingProxyType({}),
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ):
+        """Wrap the keys of the file named ``where``.
+
+        Args:
+            keys: content of the file.
+            where: name of the file, for messages.
+            absent: key -> value that its absence means.
+            without_effect: keys without effect in this family, beside the general ones.
+            aliases: other name of a key -> the key.
+
+        Raises:
+            FamilyError: a key and its other name have different values.
+        """
         self.where = where
         self._keys = dict(keys)
+        self._absent = absent
+        self._without_effect = without_effect
         self._read: set[str] = set()
+        self._problems: list[str] = []
+        for alias, key in aliases.items():
+            value = self._keys.pop(alias, None)
+            if value is not None and self._keys.setdefault(key, value) != value:
+                raise FamilyError(f"{where}: {key} is {self._keys[key]!r}, but {alias}, its other name, is {value!r}")
 
-    def take(self, key: str, default: Any = None) -> Any:
-        """The value of ``key``; ``default`` if it is absent or null."""
-        self._read.add(key)
-        value = self._keys.get(key)
-        return default if value is None else value
+    def take(self, key: str, *, null: Any = _UNGIVEN) -> Any:
+        """The value of ``key``, of the type of the value that its absence means.
 
-    def given(self, key: str, absent: Any) -> Any:
-        """The value of ``key``, which may be null; ``absent`` if the file lacks the key."""
-        self._read.add(key)
-        return self._keys.get(key, absent)
-
-    def need(self, key: str) -> Any:
-        """The value of ``key``.
+        Args:
+            key: the key.
+            null: what null means; left out: the same as absence for a key that may be null, "off" for a flag.
 
         Raises:
-            FamilyError: the key is absent or null.
+            FamilyError: the value has another type, or is null although it must not be.
         """
-        value = self.take(key)
+        absent = self._absent.get(key)
+        value = self.given(key)
         if value is None:
-            raise FamilyError(f"{self.where}: has no key {key}, which this family needs")
+            if null is _UNGIVEN and absent is not None and not isinstance(absent, bool):
+                raise FamilyError(f"{self.where}: {key} is null; it needs {_WORDS[type(absent)]}, or leave it out")
+            return null if null is not _UNGIVEN else False if absent is not None else None
+        like = absent if absent is not None else None if null is _UNGIVEN else null
+        if like is not None:
+            self._check_type(key, value, type(like))
         return value
 
-    def only(self, key: str, *valid: Any) -> None:
-        """Accept ``key`` only with one of these values; the first is the value of an absent key.
+    def given(self, key: str) -> Any:
+        """The value of ``key`` as it is; what its absence means if the file lacks it."""
+        self._read.add(key)
+        return self._keys[key] if key in self._keys else self._absent.get(key)
+
+    def has(self, key: str) -> bool:
+        """True if the file has ``key``, with a value other than null."""
+        return self._keys.get(key) is not None
+
+    def need(self, key: str) -> int:
+        """The size under ``key``: a whole number above 0.
 
         Raises:
-            FamilyError: another value, which this trainer cannot compute.
+            FamilyError: the key is absent or null, or not such a number.
         """
-        value = self.take(key, valid[0])
+        value, most = self.given(key), _MOST_OF.get(key, _MOST)
+        if value is None:
+            raise FamilyError(f"{self.where}: has no key {key}, which this family needs")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            raise FamilyError(f"{self.where}: {key} is {value!r}; use a whole number from 1 to {most}")
+        return value
+
+    def only(self, key: str, *valid: Any) -> Any:
+        """Accept ``key`` only with one of these values; returns it. A flag may be null, which is "off".
+
+        Another value, which this trainer cannot compute, is refused at the end.
+        """
+        value = self.given(key)
+        if value is None and key not in self._keys:
+            return valid[0]
+        if value is None and False in valid:
+            return False
         if value not in valid:
             listed = " or ".join(map(repr, valid))
-            raise FamilyError(f"{self.where}: {key} is {value!r}, but this trainer computes only {listed}")
+            said = "is" if key in self._keys else "is absent, which means"
+            self.refuse(f"{key} {said} {value!r}, but this trainer computes only {listed}")
+            return valid[0]
+        return value
 
-    def ignore(self, *keys: str) -> None:
-        """Mark keys that have no effect in this family."""
-        self._read.update(keys)
+    def refuse(self, problem: str) -> None:
+        """Note a problem, which ``finish`` tells with all others."""
+        self._problems.append(problem)
+
+    def names_of(self, value: Any) -> str:
+        """The keys that were read and have this value, for messages."""
+        return " or ".join(sorted(key for key in self._read if key in self._keys and self._keys[key] == value))
 
     def finish(self) -> None:
-        """Check that every key was read.
+        """Check that every key was read, and that each value can be computed.
 
         Raises:
-            FamilyError: names the keys that nobody has read.
+            FamilyError: names all problems and the keys that nobody has read.
         """
-        unknown = sorted(
-            key for key in self._keys.keys() - self._read - WITHOUT_EFFECT if not _is_unset(self._keys[key])
-        )
+        rest = sorted(self._keys.keys() - self._read - WITHOUT_EFFECT.keys() - self._without_effect.keys())
+        for key in (key for key in rest if key in OFF and self._keys[key] not in OFF[key]):
+            self.refuse(f"{key} is {self._keys[key]!r}, but this trainer computes this family only without it")
+        unknown = [key for key in rest if key not in OFF]
         if unknown:
-            raise FamilyError(
-                f"{self.where}: the meaning of {', '.join(unknown)} is unknown, and leaving it out could change "
+            self.refuse(
+                f"the meaning of {', '.join(unknown)} is unknown, and leaving it out could change "
                 "the model; remove the key if it has no effect on the model"
             )
+        if self._problems:
+            raise FamilyError(f"{self.where}: {'; '.join(self._problems)}")
 
-
-def _is_unset(value: Any) -> bool:
-    return value is None or value is False or (isinstance(value, Collection) and not value)
+    def _check_type(self, key: str, value: Any, kind: type) -> None:
+        fits = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+        if fits and kind is int:
+            fits = (0 if key in _MAY_BE_ZERO else 1) <= value <= _MOST
+        elif fits and kind is float:
+            fits = math.isfinite(value) and value >= 0
+        if not fits:
+            raise FamilyError(f"{self.where}: {key} is {value!r}; use {_WORDS[kind]}")

@@ -2,61 +2,108 @@
 
 transformers 5 has ``rope_parameters {rope_type, rope_theta, ...}``, per kind of layer in Gemma 3; transformers 4 has
 ``rope_theta``, ``rope_scaling {rope_type or type, ...}`` and, in Gemma 3, ``rope_local_base_freq``. An export has both.
+A file may have both, if they say the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.hub_config import HubConfig
+from trainer.families.format.windows import FULL, SLIDING
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 _APART = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
+_LOCAL_BASE = "rope_local_base_freq"
+# Types whose old length, if the file has none, is that of the model.
+_OF_LENGTH = ("llama3", "yarn")
 
 
 def read_rope(
-    hub: HubConfig, base: float = 10000.0, local_base: float | None = None, percent: float = 1.0
+    hub: HubConfig,
+    *,
+    base_key: str = "rope_theta",
+    percent_key: str | None = None,
+    unscaled: Mapping[str, Any] | None = None,
+    has_local_base: bool = False,
 ) -> dict[str, Any]:
     """Our keys for the rotary positions of a config.json.
 
     Args:
         hub: the file.
-        base: of a file that names none.
-        local_base: of layers with a window in a file that names none; None if the family has one base.
-        percent: share of rotated channels in a file that names none.
+        base_key: name of the base in the old form.
+        percent_key: name of the share of rotated channels in the old form; None if the family rotates all.
+        unscaled: what a file without any scaling means, if not plain angles.
+        has_local_base: layers with a window have a base of their own.
 
     Raises:
-        FamilyError: the layers with a window have scaled angles.
+        FamilyError: both forms are there and differ, or layers with a window have scaled angles.
     """
-    old_scaling, old_base = hub.take("rope_scaling"), hub.take("rope_theta", hub.take("rotary_emb_base", base))
-    old_percent = hub.take("partial_rotary_factor", hub.take("rotary_pct", percent))
-    found = hub.take("rope_parameters")
-    if local_base is not None:
-        local_base = hub.take("rope_local_base_freq", local_base)
-    if found and "full_attention" in found:
-        local = found["sliding_attention"]
-        if local.get("rope_type", "default") != "default":
-            raise FamilyError(
-                f"{hub.where}: rope_parameters scales layers with a sliding window, which is not supported"
-            )
-        local_base, found = local["rope_theta"], found["full_attention"]
-    if not found:
-        found = {"rope_theta": old_base, "partial_rotary_factor": old_percent, **(old_scaling or {})}
+    scaling, current = _table(hub, "rope_scaling"), _table(hub, "rope_parameters")
+    keys: dict[str, Any] = {"position_embedding_type": "rope"}
+    if has_local_base:
+        keys["rotary_base_local"], current = _split(hub, current)
+    elif FULL in current or SLIDING in current:
+        raise FamilyError(f"{hub.where}: rope_parameters differs by kind of layer, which this family does not have")
+    if scaling and current and _numbers(scaling) != _numbers(current):
+        raise FamilyError(f"{hub.where}: rope_scaling and rope_parameters contradict each other; remove the wrong one")
+    found = scaling or current or dict(unscaled or {})
+    keys["rotary_base"] = _one_value(hub, "rope_theta", {**current, **scaling}, base_key)
+    keys["rotary_percent"] = _one_value(hub, "partial_rotary_factor", found, percent_key)
     rope_type = found.get("rope_type", found.get("type", "default"))
-    keys: dict[str, Any] = {
-        "position_embedding_type": "rope",
-        "rotary_base": found.get("rope_theta", old_base),
-        "rotary_percent": found.get("partial_rotary_factor", old_percent),
-    }
     if rope_type != "default":
-        rest = {key: value for key, value in found.items() if key not in _APART and value is not None}
-        keys["rope_scaling"] = {"rope_type": rope_type, **rest}
-    if local_base is not None:
-        keys["rotary_base_local"] = local_base
+        keys["rope_scaling"] = _numbers(found)
+        if rope_type in _OF_LENGTH:
+            keys["rope_scaling"].setdefault("original_max_position_embeddings", hub.take("max_position_embeddings"))
     return keys
+
+
+def _table(hub: HubConfig, key: str) -> dict[str, Any]:
+    found = hub.given(key)
+    if found is not None and not isinstance(found, dict):
+        raise FamilyError(f"{hub.where}: {key} is {found!r}; use a table")
+    return dict(found or {})
+
+
+def _numbers(table: Mapping[str, Any]) -> dict[str, Any]:
+    rope_type = table.get("rope_type", table.get("type", "default"))
+    rest = {key: value for key, value in table.items() if key not in _APART and value is not None}
+    return {"rope_type": rope_type, **rest}
+
+
+def _one_value(hub: HubConfig, name: str, table: Mapping[str, Any], old: str | None) -> Any:
+    """The value ``name`` of the table, or ``old`` beside it, which must be the same if both are there."""
+    inner = table.get(name)
+    if old is None:
+        value = 1.0 if inner is None else inner
+        if value != 1.0:
+            hub.refuse(f"{name} is {value!r}, which transformers does not compute in this family; remove it")
+        return value
+    outer = hub.take(old)
+    if inner is None:
+        return outer
+    if not isinstance(inner, (int, float)):
+        raise FamilyError(f"{hub.where}: {name} is {inner!r}; use a number")
+    if hub.has(old) and outer != inner:
+        hub.refuse(f"{old} is {outer!r}, but {name} of the rotary positions is {inner!r}; remove the wrong one")
+    return inner
+
+
+def _split(hub: HubConfig, table: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Base of the layers with a window, and the table of the others."""
+    local = hub.take(_LOCAL_BASE)
+    if not table:
+        return local, table
+    if not all(isinstance(table.get(kind), dict) for kind in (FULL, SLIDING)):
+        raise FamilyError(f"{hub.where}: rope_parameters does not name {FULL} and {SLIDING}, each with its values")
+    inner = table[SLIDING]
+    if inner.get("rope_type", "default") != "default" or inner.keys() - {*_APART}:
+        raise FamilyError(f"{hub.where}: rope_parameters scales layers with a sliding window, which is not supported")
+    return _one_value(hub, "rope_theta", inner, _LOCAL_BASE), table[FULL]
 
 
 def write_rope(model: ModelConfig) -> dict[str, Any]:

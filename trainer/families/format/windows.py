@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainer.families.format.errors import FamilyError
 from trainer.families.format.hub_config import HubConfig
 
 if TYPE_CHECKING:
@@ -12,28 +13,50 @@ if TYPE_CHECKING:
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def read_windows(hub: HubConfig, num_layers: int, sliding: list[bool], absent: int | None = None) -> dict[str, Any]:
+def read_windows(hub: HubConfig, num_layers: int, sliding: list[bool]) -> dict[str, Any]:
     """Our keys.
 
     Args:
         hub: the file.
         num_layers: layers of the model.
         sliding: the layers with a window in a file without layer_types.
-        absent: window of a file without the key; null means no window.
+
+    Raises:
+        FamilyError: layer_types has another kind of layer, or not one entry for each layer.
     """
-    window, types = hub.given("sliding_window", absent), hub.take("layer_types")
-    if types is not None:
-        sliding = [kind == SLIDING for kind in types[:num_layers]]
-    if window is None or not any(sliding):
-        return {}
-    return {"window_size": window, "window_layers": "all" if all(sliding) else sliding}
+    return _windows(hub, hub.take("sliding_window", null=None), _layer_types(hub, num_layers) or sliding)
 
 
 def read_late_windows(hub: HubConfig, num_layers: int) -> dict[str, Any]:
     """Our keys for Qwen's files: with use_sliding_window, layers from max_window_layers on have a window."""
-    uses, first = hub.take("use_sliding_window", False), hub.take("max_window_layers", num_layers)
-    found = read_windows(hub, num_layers, [layer >= first for layer in range(num_layers)])
-    return found if uses else {}
+    window, first = hub.take("sliding_window", null=None), hub.take("max_window_layers")
+    window = window if hub.take("use_sliding_window") else None
+    late = [window is not None and layer >= first for layer in range(num_layers)]
+    return _windows(hub, window, _layer_types(hub, num_layers) or late)
+
+
+def _layer_types(hub: HubConfig, num_layers: int) -> list[bool] | None:
+    """True for each layer with a window; None for a file that does not list its layers."""
+    types = hub.take("layer_types", null=None)
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != num_layers:
+        count = len(types) if isinstance(types, list) else repr(types)
+        raise FamilyError(f"{hub.where}: layer_types has {count} entries, but num_hidden_layers is {num_layers}")
+    other = next((kind for kind in types if kind not in (SLIDING, FULL)), None)
+    if other is not None:
+        raise FamilyError(f"{hub.where}: layer_types has {other!r}, but this trainer computes only {SLIDING} or {FULL}")
+    return [kind == SLIDING for kind in types]
+
+
+def _windows(hub: HubConfig, window: Any, sliding: list[bool]) -> dict[str, Any]:
+    if not any(sliding):
+        return {}
+    if window is None:
+        if hub.has("layer_types"):
+            raise FamilyError(f"{hub.where}: layer_types has {SLIDING}, but sliding_window names no window")
+        return {}
+    return {"window_size": window, "window_layers": "all" if all(sliding) else sliding}
 
 
 def write_windows(model: ModelConfig) -> dict[str, Any]:
