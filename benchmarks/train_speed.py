@@ -82,7 +82,7 @@ TRAINERS = {
     ),
     "megatron-core": Trainer("megatron_core", ("1", "tp2", "pp2", "dp2", "tp4"), "megatron-core"),
     OURS: Trainer("ours", tuple(LAYOUTS), zero_bubble="zb-h1"),
-    # To measure the effect of kernels and allocator: see benchmarks/kernels.py.
+    # To measure the effect of kernels and allocator.
     OURS_REFERENCE: Trainer("ours", ("1",), arguments=("--kernels", "reference")),
     PLAIN_GLIBC: Trainer("plain", ("1",), keeps_memory=False),
 }

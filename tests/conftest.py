@@ -33,8 +33,6 @@ LONGEST = (
     "test_executor.py",
     "test_full_width.py",
     "test_plain_pytorch.py",
-    "test_kernel_benchmark.py",
-    "test_bench.py",
     "test_failure.py",
     "tools/test_command.py",
     "test_adamw.py",

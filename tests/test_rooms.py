@@ -113,17 +113,16 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         },
     },
     "trainer.ops": {
-        "operation": {"bench_case"},
         "attention": {"build"},
         "cross_entropy_reference": {"loss_terms"},
-        "cross_entropy": {"autograd", "bench_case", "cross_entropy_reference", "loss_terms", "operation"},
-        **dict.fromkeys(("adamw", "tensor_lists"), {"bench_case", "operation"}),
+        "cross_entropy": {"autograd", "cross_entropy_reference", "loss_terms", "operation"},
+        **dict.fromkeys(("adamw", "tensor_lists"), {"operation"}),
         **dict.fromkeys(
             ("activation", "bias_dropout_add", "layer_norm", "moe_permute", "rms_norm", "rotary", "softmax"),
-            {"autograd", "bench_case", "operation"},
+            {"autograd", "operation"},
         ),
         "dispatch": {"attention", "build", "operation"},
-        "tools": {"bench_case", "build", "dispatch", "operation"},
+        "tools": {"build", "dispatch", "operation"},
     },
 }
 

@@ -95,8 +95,8 @@ STAGES = (
     ),
     Stage(
         "kernels",
-        module("trainer", "kernels", "bench", "--dtype", "bfloat16", "--device", "cuda", "--json"),
-        module("trainer", "kernels", "bench", "rms_norm=8x64", "--dtype", "float32", "--copy-mib", "1", "--json"),
+        module("benchmarks.kernels", "--device", "cuda", "--json"),
+        module("benchmarks.kernels", "--device", "cpu", "--tiny", "--json"),
         150,
     ),
     speed("ours-reference", "1b", 8, 90),

@@ -10,7 +10,7 @@ from llmctl.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-ACTIONS = ("doctor", "build", "bench")
+ACTIONS = ("doctor", "build")
 
 
 @app.callback()
@@ -21,20 +21,20 @@ def env() -> None:
 @app.command()
 def kernels(
     ctx: typer.Context,
-    action: Annotated[str, typer.Argument(metavar="doctor|build|bench", help="Action.")] = "doctor",
+    action: Annotated[str, typer.Argument(metavar="doctor|build", help="Action.")] = "doctor",
     cluster: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With doctor or bench: print one JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With doctor: print one JSON document.")] = False,
 ) -> int:
-    """Report the backend of every op (doctor), compile (build), or benchmark (bench).
+    """Report the backend of every op (doctor), or compile (build).
 
     Training compiles the kernels itself, once. For compute nodes without a compiler, build compiles them beforehand, on
     the node that submits jobs, with the jobs' Python and into the jobs' cache.
     """
     if action not in ACTIONS:
-        raise UsageError(f"{action!r}: llmctl env kernels takes {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}")
+        raise UsageError(f"{action!r}: llmctl env kernels takes {' or '.join(ACTIONS)}")
     if as_json and action == "build":
         raise UsageError(f"--json: {action} prints no document; leave --json out")
     from llmctl.operate.trainer_command import run_kernels_command

@@ -103,7 +103,7 @@ def with_op(tree: CopiedTree) -> CopiedTree:
 def test_an_op_in_plain_torch_passes_its_proof_and_the_gates(with_op: CopiedTree) -> None:
     with_op.check_format()
     tests = proof_of("add-a-op", NAME="squared_relu")[0]
-    gates = f"tests/test_rooms.py {OPS}/dispatch/test_selection.py {OPS}/tools/test_bench.py"
+    gates = f"tests/test_rooms.py {OPS}/dispatch/test_selection.py {OPS}/tools/test_kernel_benchmark.py"
     # The compiler of torch takes as long as all the rest: the test of all ops runs it.
     of_all = "every_operation_of_the_table or every_operation_is_measured or every_kernel"
     names = f"(squared_relu and not one_graph) or {of_all} or (rooms_import and trainer) or every_arrow or too_many"
@@ -114,7 +114,8 @@ def test_an_op_in_plain_torch_passes_its_proof_and_the_gates(with_op: CopiedTree
 @pytest.mark.timeout(PROOF_S)
 def test_an_op_in_plain_torch_passes_the_tests_of_all_ops(with_op: CopiedTree) -> None:
     with_op.prove(
-        f"{GATES} {OPS}/test_squared_relu.py {OPS}/test_operations.py {OPS}/dispatch {OPS}/tools/test_bench.py"
+        f"{GATES} {OPS}/test_squared_relu.py {OPS}/test_operations.py {OPS}/dispatch "
+        f"{OPS}/tools/test_kernel_benchmark.py"
     )
     for command in proof_of("add-a-op", NAME="rms_norm"):
         with_op.run(command, limit_s=PROOF_S)

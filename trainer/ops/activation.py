@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 
 from trainer.ops.autograd import differentiable_once, with_gradient
-from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "squared_relu"]
@@ -248,23 +247,6 @@ class _Example:
         return inner, *options, self.kind, self.gated
 
 
-def _case(size: Size, draw: Draw) -> Case:
-    tokens, parts, width = size
-    inner = draw.leaf(tokens, parts * width)
-    if parts == 1:
-        bias = draw.leaf(width)
-        return Case((inner, bias, None, "gelu_tanh", False), _plain_bias_gelu, 2 * inner.nbytes, 3 * inner.nbytes)
-    return Case((inner, None, None, "silu", True), _plain, 3 * inner.nbytes // 2, 5 * inner.nbytes // 2)
-
-
-def _plain(inner: torch.Tensor, *_: Any) -> torch.Tensor:
-    return _plain_gated(inner, "silu")
-
-
-def _plain_bias_gelu(inner: torch.Tensor, bias: torch.Tensor, *_: Any) -> torch.Tensor:
-    return F.gelu(inner + bias, approximate="tanh")
-
-
 _REFERENCE = partial(_activate, _memory_saving_gated)
 
 ACTIVATION: Operation[Activate] = Operation(
@@ -290,9 +272,4 @@ ACTIVATION: Operation[Activate] = Operation(
     ],
     small=partial(_activate, _plain_gated),
     register=register,
-    bench=Bench(
-        "tokens x 2 x width for SwiGLU, or tokens x 1 x width for GeLU with a bias",
-        ((4096, 2, 4096), (4096, 1, 4096), (64, 2, 256)),
-        _case,
-    ),
 )

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
-from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 Tensors = Sequence[torch.Tensor]
@@ -131,41 +130,6 @@ def _example(
     return masters, grads, averages, squares, copies, AdamWConstants(0.01, 0.9, 0.95, 1e-8, 0.1, step=3, divisor=7.0)
 
 
-def _case(size: Size, draw: Draw) -> Case:
-    """A case with float32 masters and moments, and weights of the drawn dtype.
-
-    For float32 weights the masters are the weights: no copy is written, and gradients of 2 bytes are bfloat16.
-    Otherwise gradients of 2 bytes have the weights' dtype. The plain version casts the gradient to float32, runs
-    torch's fused step, and copies the masters to the weights.
-    """
-    count, gradient_bytes = size
-    masters, averages = ([draw.normal(count, dtype=torch.float32)] for _ in range(2))
-    squares = [draw.normal(count, dtype=torch.float32).square()]
-    low = torch.bfloat16 if draw.dtype == torch.float32 else draw.dtype
-    grads = [draw.normal(count, dtype=torch.float32 if gradient_bytes == torch.float32.itemsize else low)]
-    copies = [] if draw.dtype == torch.float32 else [draw.normal(count)]
-    constants = AdamWConstants(1e-6, 0.9, 0.95, 1e-8, 0.1, step=3)
-    c = constants
-    optimizer = torch.optim.AdamW(
-        masters, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.epsilon, weight_decay=c.weight_decay, fused=True
-    )
-    for master, average, square in zip(masters, averages, squares, strict=True):
-        # torch increments the step before using it.
-        done = torch.tensor(c.step - 1.0, device=draw.device)
-        optimizer.state[master] = {"step": done, "exp_avg": average, "exp_avg_sq": square}
-
-    def plain(*_: Any) -> None:
-        for master, grad in zip(masters, grads, strict=True):
-            master.grad = grad.to(master.dtype)
-        optimizer.step()
-        _copy_masters(masters, copies)
-
-    lists = (masters, grads, averages, squares, copies)
-    once = sum(tensor.nbytes for tensors in lists for tensor in tensors)
-    twice = sum(tensor.nbytes for tensors in (masters, averages, squares) for tensor in tensors)
-    return Case((*lists, constants), plain, once + twice)
-
-
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 ADAMW: Operation[AdamW] = Operation(
@@ -181,6 +145,4 @@ ADAMW: Operation[AdamW] = Operation(
     consumed=(1,),
     default="torch",
     register=register,
-    # float32 gradients as in training, and those of models that keep gradients in 16 bits.
-    bench=Bench("weights x bytes per gradient", ((1 << 24, 4), (1 << 24, 2), (1 << 12, 4)), _case),
 )

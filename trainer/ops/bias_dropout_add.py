@@ -13,10 +13,8 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from trainer.ops.autograd import with_gradient
-from trainer.ops.bench_case import ROWS, Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 BiasDropoutAdd = Callable[
@@ -157,24 +155,9 @@ def _example(
     return *leaves, positions.to(device), 0.3, 1234567890123
 
 
-def _plain(
-    hidden: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, _: torch.Tensor, probability: float, __: int
-) -> torch.Tensor:
-    return residual + F.dropout(hidden + bias, probability)
-
-
-def _case(size: Size, draw: Draw) -> Case:
-    tokens, width = size
-    hidden, bias, residual = draw.leaf(tokens, 1, width), draw.leaf(width), draw.leaf(tokens, 1, width)
-    positions = torch.arange(tokens, device=draw.device)
-    # The gradient of the residual is the gradient of the result, without a copy.
-    return Case((hidden, bias, residual, positions, 0.1, 1234567890123), _plain, 3 * hidden.nbytes, 2 * hidden.nbytes)
-
-
 BIAS_DROPOUT_ADD: Operation[BiasDropoutAdd] = Operation(
     "bias_dropout_add",
     {"native": Implementation(_native), "reference": Implementation(_reference)},
     [partial(_example, shape) for shape in ((3, 2, 11), (5, 2, 4104))],
     register=register,
-    bench=Bench("tokens x hidden", ROWS, _case),
 )

@@ -23,7 +23,6 @@ import torch.nn.functional as F
 
 from trainer.ops import cross_entropy_reference
 from trainer.ops.autograd import differentiable_once
-from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.loss_terms import LossTerms, VocabColumns
 from trainer.ops.operation import Implementation, Operation
 
@@ -298,18 +297,6 @@ def _beside_zeros(
     return global_max, total
 
 
-def _plain(logits: torch.Tensor, labels: torch.Tensor, *_: Any) -> torch.Tensor:
-    return F.cross_entropy(logits.float(), labels, reduction="none")
-
-
-def _case(size: Size, draw: Draw) -> Case:
-    tokens, vocabulary = size
-    logits = draw.leaf(tokens, vocabulary)
-    labels = torch.randint(vocabulary, (tokens,), generator=draw.generator, device=draw.device)
-    arguments = (logits, labels, VocabColumns(0, vocabulary, vocabulary), LossTerms())
-    return Case(arguments, _plain, logits.nbytes, 2 * logits.nbytes)
-
-
 _REFERENCE_KERNELS = _Kernels(cross_entropy_reference.stats, cross_entropy_reference.gradient_)
 """Also those of every backend with a softcap, which the native kernels lack."""
 _REFERENCE = _cross_entropy(_REFERENCE_KERNELS)
@@ -332,5 +319,4 @@ CROSS_ENTROPY: Operation[Callable[..., torch.Tensor]] = Operation(
     ],
     small=_small,
     register=register,
-    bench=Bench("tokens x vocabulary", ((512, 32768), (64, 1024)), _case),
 )

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from trainer.ops.autograd import differentiable_once, with_gradient
-from trainer.ops.bench_case import EPSILON, ROWS, Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 Norm = Callable[..., torch.Tensor]
@@ -116,12 +115,6 @@ def _example(tokens: int, width: int, device: torch.device, dtype: torch.dtype, 
     return hidden, weight, bias, 1e-5
 
 
-def _case(size: Size, draw: Draw) -> Case:
-    hidden = draw.leaf(*size)
-    arguments = (hidden, draw.leaf(size[-1]), draw.leaf(size[-1]), EPSILON)
-    return Case(arguments, _reference, 2 * hidden.nbytes, 3 * hidden.nbytes)
-
-
 LAYER_NORM: Operation[Norm] = Operation(
     "layer_norm",
     {
@@ -133,5 +126,4 @@ LAYER_NORM: Operation[Norm] = Operation(
     },
     [partial(_example, *size) for size in ((3, 41), (9, 8200))],
     register=register,
-    bench=Bench("tokens x hidden", ROWS, _case),
 )

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from trainer.ops.autograd import differentiable_once
-from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 Permute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -213,36 +212,12 @@ def _example_back(
     return rows, wide, choices.to(device), places.to(device)
 
 
-def _plain_unpermute(
-    rows: torch.Tensor, weights: torch.Tensor, choices: torch.Tensor, places: torch.Tensor
-) -> torch.Tensor:
-    weighted = rows * weights.flatten()[choices].unsqueeze(1).to(rows.dtype)
-    return rows.new_zeros(len(places), rows.shape[1]).index_add(0, choices // places.shape[1], weighted)
-
-
-def _case(size: Size, draw: Draw) -> Case:
-    tokens, per_token, width = size
-    hidden = draw.leaf(tokens, width)
-    moved = (1 + per_token) * hidden.nbytes
-    return Case((hidden, *_routes(tokens, per_token, 0, draw.generator)), _plain_permute, moved, moved)
-
-
-def _case_back(size: Size, draw: Draw) -> Case:
-    tokens, per_token, width = size
-    rows = draw.leaf(tokens * per_token, width)
-    weights = draw.leaf(tokens, per_token, dtype=draw.wide)
-    of_tokens = rows.nbytes // per_token
-    arguments = (rows, weights, *_routes(tokens, per_token, 0, draw.generator))
-    return Case(arguments, _plain_unpermute, rows.nbytes + of_tokens, 2 * rows.nbytes + of_tokens)
-
-
 _REFERENCE, _NATIVE = (
     _CombineKernels(combine, _combine_backward),
     _CombineKernels(_native_combine, _native_combine_backward),
 )
 # Odd sizes; then whole vectors, and more experts per token than a kernel takes at once.
 _SIZES = ((4, 2, 25), (9, 6, 4104))
-_DIMS, _BENCHED = "tokens x experts per token x hidden", ((4096, 2, 2048), (64, 2, 256))
 
 MOE_PERMUTE: Operation[Permute] = Operation(
     "moe_permute",
@@ -255,12 +230,10 @@ MOE_PERMUTE: Operation[Permute] = Operation(
     [partial(_example, *size) for size in _SIZES],
     small=_small_permute,
     register=register,
-    bench=Bench(_DIMS, _BENCHED, _case),
 )
 MOE_UNPERMUTE: Operation[Unpermute] = Operation(
     "moe_unpermute",
     {"native": Implementation(_unpermute(_NATIVE)), "reference": Implementation(_unpermute(_REFERENCE))},
     [partial(_example_back, *size) for size in _SIZES],
     register=register,
-    bench=Bench(_DIMS, _BENCHED, _case_back),
 )

@@ -1,4 +1,4 @@
-"""Operations: name, implementation per backend, examples for the self-test, and benchmark.
+"""Operations: name, implementation per backend, and examples for the self-test.
 
 The backends, in the order in which ``auto`` prefers them:
     native: csrc/, compiled for this machine's processor and GPUs.
@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
 from trainer.config.kernel_names import BACKENDS, Backend
-
-if TYPE_CHECKING:
-    from trainer.ops.bench_case import Bench
 
 __all__ = ["BACKENDS", "FLOATING", "Backend", "BySize", "Example", "Implementation", "Operation"]
 
@@ -64,7 +61,6 @@ class Operation(Generic[Function]):
         small: faster function for calls below an implementation's ``smallest``; None: the reference.
         register: function that registers the ops of the loaded library with torch; None: the operation has no native
             ops. Operations may share a function.
-        bench: the benchmark; None: no benchmark.
     """
 
     name: str
@@ -74,12 +70,6 @@ class Operation(Generic[Function]):
     default: Backend = "reference"
     small: Function | None = None
     register: Callable[[], None] | None = None
-    bench: Bench | None = None
-
-    def is_small(self, backend: Backend, device_type: str, first: object) -> bool:
-        """True if torch's operations compute a call with the first argument ``first``."""
-        smallest = self.implementations[backend].smallest.get(device_type, 0)
-        return isinstance(first, torch.Tensor) and first.numel() < smallest
 
     def function(self, backend: Backend, device_type: str) -> Function:
         """The function of a run on ``backend``: the faster function for each size."""

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from trainer.ops.autograd import differentiable_once, with_gradient
-from trainer.ops.bench_case import EPSILON, ROWS, Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 Norm = Callable[..., torch.Tensor]
@@ -176,23 +175,6 @@ def _example_with_one(
     return *example(3, 41, device, dtype, generator), True
 
 
-def _plain(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, adds_one: bool = False) -> torch.Tensor:
-    values = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    unit = (values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + epsilon)).to(hidden.dtype)
-    return unit * (weight + 1 if adds_one else weight)
-
-
-def _case(size: Size, draw: Draw) -> Case:
-    hidden, weight = draw.leaf(*size), draw.leaf(size[-1])
-    return Case((hidden, weight, EPSILON), _plain, 2 * hidden.nbytes, 3 * hidden.nbytes)
-
-
-def _case_of_sum(size: Size, draw: Draw) -> Case:
-    hidden, residual = draw.leaf(*size), draw.leaf(*size)
-    # Both summands share one gradient tensor.
-    return Case((hidden, residual, draw.leaf(size[-1]), EPSILON), _of_sum(_plain), 4 * hidden.nbytes, 4 * hidden.nbytes)
-
-
 # Rows of several warps, and several rows in each sum over rows.
 _SIZES = ((3, 41), (9, 8200))
 
@@ -205,7 +187,6 @@ RMS_NORM: Operation[Norm] = Operation(
     },
     [*(partial(_example, *size) for size in _SIZES), partial(_example_with_one, _example)],
     register=register,
-    bench=Bench("tokens x hidden", ROWS, _case),
 )
 
 ADD_RMS_NORM: Operation[NormOfSum] = Operation(
@@ -217,6 +198,5 @@ ADD_RMS_NORM: Operation[NormOfSum] = Operation(
     },
     [*(partial(_example_of_sum, *size) for size in _SIZES), partial(_example_with_one, _example_of_sum)],
     register=register,
-    bench=Bench("tokens x hidden", ROWS, _case_of_sum),
 )
 """Norm of a residual sum, and the sum, which is the next residual."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from trainer.ops.autograd import differentiable_once
-from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -242,26 +241,6 @@ def _example(
     return packed.to(device, dtype).requires_grad_(), queries, head_dim, *tables, interleaved
 
 
-def _case(size: Size, draw: Draw) -> Case:
-    length, heads, width = size
-    angles = torch.outer(torch.arange(length), 10000.0 ** -(torch.arange(0, width, 2) / width)).to(draw.device)
-    cos, sin = (part.to(draw.dtype) for part in (angles.cos(), angles.sin()))
-    wide_cos, wide_sin = (torch.cat((part, part), -1).view(length, 1, 1, width) for part in (cos, sin))
-
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        first, second = x.chunk(2, -1)
-        return (x * wide_cos + torch.cat((-second, first), -1) * wide_sin).permute(1, 2, 0, 3)
-
-    def plain(packed: torch.Tensor, *_: Any) -> Heads:
-        query, key, value = packed.view(length, 1, heads, 3, width).unbind(3)
-        return turned(query), turned(key), value.permute(1, 2, 0, 3)
-
-    packed = draw.leaf(length, 1, 3 * heads * width)
-    shaped = (part.view(length, 1, 1, 1, width // 2) for part in (cos, sin))
-    # Forward does not move the values; backward joins three gradients in one tensor.
-    return Case((packed, 1, width, *shaped), plain, 4 * packed.nbytes // 3, 6 * packed.nbytes // 3)
-
-
 ROPE: Operation[Rope] = Operation(
     "rope",
     {
@@ -276,5 +255,4 @@ ROPE: Operation[Rope] = Operation(
         partial(_example, (9, 2, 2, 4, 128, 64), True, False),
     ],
     register=register,
-    bench=Bench("sequence x heads x width", ((2048, 32, 128), (64, 4, 64)), _case),
 )

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from trainer.ops.autograd import differentiable_once, with_gradient
-from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 MaskedSoftmax = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -117,24 +116,8 @@ def _future(scores: torch.Tensor) -> torch.Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - queries)
 
 
-def _case(size: Size, draw: Draw, *, is_causal: bool) -> Case:
-    batch, _, queries, keys = size
-    scores = draw.leaf(*size)
-    future = _future(scores)
-
-    def plain(scores: torch.Tensor, *_: Any) -> torch.Tensor:
-        return torch.softmax((scores * 0.125).masked_fill(future, -torch.inf), -1)
-
-    if is_causal:
-        # Kernels do not read masked scores, and write zeros for them.
-        return Case((scores, 0.125), plain, 3 * scores.nbytes // 2, 2 * scores.nbytes)
-    mask = future.expand(batch, 1, queries, keys).contiguous()
-    return Case((scores, mask, 0.125), plain, 2 * scores.nbytes + mask.nbytes, 3 * scores.nbytes)
-
-
 # Odd sizes; rows of whole vectors; rows that are shared by a block of threads.
 _SHAPES = ((2, 3, 5, 7), (1, 2, 64, 64), (1, 1, 5, 4104))
-_DIMS, _BENCHED = "batch x heads x queries x keys", ((1, 16, 1024, 1024), (1, 4, 64, 64))
 
 SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
     "scaled_masked_softmax",
@@ -144,7 +127,6 @@ SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
     },
     [partial(_masked_example, shape) for shape in _SHAPES],
     register=register,
-    bench=Bench(_DIMS, _BENCHED, partial(_case, is_causal=False)),
 )
 SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
     "scaled_causal_softmax",
@@ -154,5 +136,4 @@ SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
     },
     [partial(_causal_example, shape) for shape in _SHAPES],
     register=register,
-    bench=Bench(_DIMS, _BENCHED, partial(_case, is_causal=True)),
 )

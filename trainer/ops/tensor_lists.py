@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 
-from trainer.ops.bench_case import Bench, Case, Draw, Size
 from trainer.ops.operation import Implementation, Operation
 
 Tensors = Sequence[torch.Tensor]
@@ -47,20 +46,13 @@ def _example(
     return ([torch.randn(size, generator=generator).to(device, dtype) for size in sizes],)
 
 
-def _case(size: Size, draw: Draw) -> Case:
-    tensors = [draw.normal(*size)]
-    return Case((tensors,), torch.nn.utils.get_total_norm, tensors[0].nbytes)
-
-
 # The second: tensors of several chunks (csrc/common/torch/tensor_chunks.h), and more of them than one launch takes.
 _EXAMPLES = ((37, 5), (1 << 17, (1 << 16) + 24, *([24] * 170)))
-_BENCHED: tuple[Size, ...] = ((1 << 24,), (1 << 12,))
 
 L2_NORM: Operation[SumOfSquares] = Operation(
     "l2_norm",
     {"native": Implementation(_native_squares), "reference": Implementation(_reference_squares)},
     [partial(_example, sizes) for sizes in _EXAMPLES],
     register=register,
-    bench=Bench("elements", _BENCHED, _case),
 )
 """Squared L2 norm: ranks add the squares, and take the root of the sum."""

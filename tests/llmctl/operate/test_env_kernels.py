@@ -72,11 +72,6 @@ def test_doctor_is_the_default_and_json_is_one_document(login_node, capfd):
     assert json.loads(capfd.readouterr().out) == {"a": "document"}
 
 
-def test_bench_runs_only_by_name(login_node):
-    assert main(["env", "kernels", "bench", "--cluster", "lab"]) == 0
-    assert (login_node / "argv").read_text().split() == ["-m", "trainer", "kernels", "bench"]
-
-
 def test_the_exit_code_of_the_command_is_passed_on(login_node, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     assert main(["env", "kernels", "build", "--cluster", "lab"]) == 3
@@ -86,7 +81,7 @@ def test_the_exit_code_of_the_command_is_passed_on(login_node, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["fly"], 2, "'fly': llmctl env kernels takes doctor, build or bench"),
+        (["bench"], 2, "'bench': llmctl env kernels takes doctor or build"),
         (["build", "--json"], 2, "--json: build prints no document; leave --json out"),
         (["--cluster", "nowhere"], 2, "nowhere"),
     ],

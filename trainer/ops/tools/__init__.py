@@ -1,1 +1,1 @@
-"""Commands of `python -m trainer kernels`: build, doctor, bench."""
+"""Commands of `python -m trainer kernels`: build and doctor."""

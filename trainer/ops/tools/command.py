@@ -1,4 +1,4 @@
-"""``python -m trainer kernels build|doctor|bench``: build, explain or measure the kernels.
+"""``python -m trainer kernels build|doctor``: build or explain the kernels.
 
 Exit codes: 0 success, 2 bad flags, 3 failed build, bad environment or missing torch, 130 interrupted, 141 the reader of
 the output has closed the pipe, as after SIGPIPE.
@@ -20,13 +20,8 @@ from trainer.ops.build.build_settings import BuildSettings
 SUBCOMMANDS = {
     "build": ("trainer.ops.tools.build_command", "compile missing kernels for this machine"),
     "doctor": ("trainer.ops.tools.doctor", "backend of every operation here, and reasons against better backends"),
-    "bench": ("trainer.ops.tools.bench_command", "speed of every operation on every backend and in plain torch"),
 }
-"""Name -> module and help text.
-
-The module may import torch. It has main(arguments, settings), or main(arguments, settings, environment) if it is in
-_WITH_ENVIRONMENT because it starts processes."""
-_WITH_ENVIRONMENT = ("bench",)
+"""Name -> module, which may import torch and has main(arguments, settings), and help text."""
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -51,8 +46,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         return 3
     try:
         module = importlib.import_module(SUBCOMMANDS[name][0])
-        more = (environment,) if name in _WITH_ENVIRONMENT else ()
-        code = int(module.main(arguments[1:], settings, *more))
+        code = int(module.main(arguments[1:], settings))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

@@ -1,89 +1,47 @@
-"""The whole benchmark of kernels at tiny sizes, and the figures in its tables."""
+"""The benchmark of kernels at tiny sizes: every op and backend, and its figures."""
 
-import datetime
-import os
-import subprocess
-import sys
-from pathlib import Path
+import json
 
 import pytest
 
-from benchmarks.kernels import Training, forward_words, store, training_report
-from benchmarks.peers.workload import WORKLOADS
-from benchmarks.results_table import stored_results, tables
-from benchmarks.train_speed import OURS, OURS_REFERENCE, PLAIN_GLIBC, TRAINERS, Result, surroundings
-from tests.trainer.ops.tools.test_results_table import DOCUMENT
-from tests.waiting import HANG_S
+from benchmarks.kernels import CASES, main
+from tests.trainer.ops.test_operations import NATIVE
+from trainer.ops.dispatch.registry import OPERATIONS
 
-ROOT = Path(__file__).parents[4]
+FLAGS = ("--tiny", "--device", "cpu", "--repeats", "1")
 
 
-def test_share_of_the_matmul_speed():
-    work = WORKLOADS["tiny"]
-    # Matrices of 4 layers and the head, and attention; at most 1 % more for norms.
-    flops = 6 * (4 * (4 * 256**2 + 3 * 256 * 688) + 4096 * 256) + 12 * 4 * 256 * 256
-    result = Result(wall_s=[2.0, 1.0, 9.0], cpu_s=[1.0], peak_mib=[1.0], losses=[1.0], grad_norms=[1.0])
-    training = Training("tiny", 1, 3, {"plain": result}, matmul_flops_per_s=10 * flops * work.tokens_per_step)
-    assert training.flops_per_token == pytest.approx(flops, rel=0.01)
-    assert f"| plain | {work.tokens_per_step / 2:,.0f} | 5.0% |" in training_report(training)
+def test_every_operation_is_measured():
+    alone = {operation.name for operation in OPERATIONS if operation.implementations.keys() == {"reference"}}
+    assert CASES.keys() == {operation.name for operation in OPERATIONS} - alone
 
 
-def test_saved_results_give_the_tables_of_the_page(tmp_path):
-    result = Result(wall_s=[2.0, 1.0, 9.0], cpu_s=[1.0], peak_mib=[1474.0], losses=[1.0], grad_norms=[1.0])
-    trainers = {"ours": result, "plain": Result(failure="it fell over")}
-    training = Training("tiny", 1, 3, trainers, matmul_flops_per_s=1e11)
-    measured = {name: value for name, value in DOCUMENT.items() if name not in ("date", "training")}
-    store(tmp_path, datetime.date(2026, 11, 23), measured, training, "what people read\n")
-    lines = tables(stored_results(tmp_path))
-    assert "| rms_norm | 4096x4096 | native 4.2x, 61% | native 7.0x, 61% |" in lines
-    assert [line for line in lines if line.endswith("| 1,474 |")] and not [line for line in lines if "plain |" in line]
-    assert (tmp_path / "kernels-cpu-2026-11-23.md").read_text() == "what people read\n"
+@pytest.mark.usefixtures("kernel_library")
+def test_native_is_measured_beside_torch_and_the_reference(capsys):
+    assert main([*FLAGS, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    backends = {}
+    for row in document["measurements"]:
+        backends.setdefault(row["operation"], set()).add(row["backend"])
+        assert row["of_copy"] == pytest.approx(row["gb_per_s"] / document["copy_gb_per_s"])
+    assert all("reference" in there for there in backends.values())
+    assert {name for name, there in backends.items() if "native" in there} == {one.name for one in NATIVE}
+    assert backends["adamw"] == {"native", "torch", "reference"}
+    norm = next(row for row in document["measurements"] if row["backend"] == "native")
+    # Five passes over 8 x 8 bfloat16: two of forward, three of backward.
+    assert norm["gb_per_s"] * norm["seconds"] == pytest.approx(5 * 8 * 8 * 2 / 1e9)
 
 
-def test_operations_measured_without_backward_too():
-    sizes = ("5x3x8", "64x4x64") * 2
-    rows = [{"device": "cpu", "operation": name, "size": size} for name in ("l2_norm", "rope") for size in sizes]
-    larger = [{"device": "cuda", "operation": "rope", "size": "512x32x128"}]
-    both = {"measurements": [*rows, *larger]}
-    told = ["l2_norm", "--dtype", "float32", "rope=5x3x8,64x4x64"]
-    flags = ["--forward", "--dtype", "float32"]
-    assert forward_words(both, "cpu", told) == ["rope=5x3x8,64x4x64", *flags, "--device", "cpu"]
-    assert forward_words(both, "cuda", ["--dtype", "float32"]) == ["rope=512x32x128", *flags, "--device", "cuda"]
-    assert forward_words(both, "cpu", [*told, "--forward"]) == []
-    assert forward_words({"measurements": rows[:4]}, "cpu", told) == []
+def test_without_the_library_the_others_are_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LLMCTL_CACHE_DIR", str(tmp_path))
+    assert main([*FLAGS, "rms_norm"]) == 3
+    said = capsys.readouterr()
+    assert "native was not measured: the library is not built; run python -m trainer kernels build" in said.err
+    rows = [line.split(" | ")[:3] for line in said.out.splitlines() if line.startswith("| rms_norm")]
+    assert rows == [["| rms_norm", "8x8", "reference"]] * 2
 
 
-def test_one_trainer_runs_with_glibcs_defaults():
-    assert "MALLOC_MMAP_MAX_" in surroundings(TRAINERS["plain"])[1]
-    assert not [name for name in surroundings(TRAINERS[PLAIN_GLIBC])[1] if name.startswith("MALLOC_")]
-
-
-@pytest.mark.proof
-def test_the_whole_benchmark(kernel_library):
-    del kernel_library  # Built once for all tests.
-    flags = ["rms_norm=8x32", "rope=5x3x8", "--dtype", "float32", "--repeats", "3", "--copy-mib", "1"]
-    flags += ["--device", "cpu"]
-    flags += ["--end-to-end", "--model", "tiny", "--rounds", "1", "--steps", "1"]
-    flags += ["--trainers", "plain", OURS_REFERENCE, OURS]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kernels", *flags],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("| rms_norm | 8x32 | float32 | native * |")]
-    # Forward and backward; then forward only, with fewer counted bytes.
-    assert len([line for line in lines if line.startswith("| rope | 5x3x8 | float32 | native * |")]) == 2
-    assert "Forward only:" in lines
-    assert "MALLOC_MMAP_MAX_=0" in done.stdout
-    used = [line.partition(": ")[::2] for line in lines if line.startswith("- ours")]
-    assert dict(used)[f"- {OURS_REFERENCE}"].split(", ")[1].startswith("0 of ")
-    assert not dict(used)[f"- {OURS}"].split(", ")[1].startswith("0 of ")
-    for name in ("plain", OURS, OURS_REFERENCE):
-        # In the table of speed and share, and in the long table.
-        assert len([line for line in lines if line.startswith(f"| {name} | ")]) == 2
+def test_an_unknown_op_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main([*FLAGS, "norm"])
+    assert "no such op: norm; choose from rms_norm, " in capsys.readouterr().err
