@@ -20,6 +20,10 @@ from trainer.process.run_directory import sync_directory
 
 LATEST = "latest_checkpointed_iteration.txt"
 METADATA = "metadata.json"
+CONVERSION = "conversion.json"
+"""In the unfinished folder of an import: a description of the source."""
+IMPORT_ATTEMPT = 0
+"""Marks what an import moves aside."""
 
 _COMPLETE = re.compile(r"iter_(\d{7,})")
 _LEFTOVER = re.compile(r"\.iter_\d{7,}(_hugging_face)?\.((tmp|old)-\d+|unfinished)|\.latest-\d+")
@@ -64,6 +68,21 @@ def hub_path(root: Path, iteration: int) -> Path:
 def temporary_path(root: Path, iteration: int, attempt: int) -> Path:
     """Folder in which an attempt writes the checkpoint of an iteration."""
     return root / f".iter_{iteration:07d}.tmp-{attempt}"
+
+
+def import_path(root: Path) -> Path:
+    """Folder in which an import writes: it has one writer, and goes on where the last one ended."""
+    return temporary_path(root, 0, IMPORT_ATTEMPT)
+
+
+def unfinished_import(root: Path) -> str | None:
+    """Source of an import into ``root`` that has not ended; None if there is none."""
+    try:
+        description = json.loads((import_path(root) / CONVERSION).read_text(encoding="utf-8"))
+        source = json.loads(description)[0]
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+    return source if isinstance(source, str) else None
 
 
 def complete_iterations(root: Path) -> list[int]:

@@ -11,6 +11,7 @@ from trainer.checkpoint.directory import (
     checkpoint_path,
     complete_iterations,
     find_latest,
+    unfinished_import,
 )
 from trainer.checkpoint.foreign import describe_foreign
 
@@ -31,9 +32,20 @@ def find_checkpoint(path: Path) -> Path:
         latest, _ = find_latest(root)
         if latest is not None:
             return latest
+        source = unfinished_import(root)
+        if source is not None:
+            raise CheckpointError(
+                f"{root}: holds an import of {source} that is not finished; go on with it: "
+                f"llmctl checkpoint import {source} --output {root}"
+            )
     raise CheckpointError(
         f"{path}: holds no checkpoint; name a folder iter_*, the folder that contains it, or a run directory"
     )
+
+
+def holds_native(path: Path) -> bool:
+    """True if the folder is a complete checkpoint of this trainer, or contains one."""
+    return (path / METADATA).is_file() or bool(all_checkpoints(path))
 
 
 def all_checkpoints(path: Path) -> list[Path]:

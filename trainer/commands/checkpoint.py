@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.checkpoint.directory import CheckpointError
-from trainer.checkpoint.find import all_checkpoints, find_checkpoint
+from trainer.checkpoint.find import all_checkpoints, find_checkpoint, holds_native
 from trainer.checkpoint.foreign import foreign_format
 from trainer.checkpoint.metadata import load_metadata
 from trainer.checkpoint.verification import find_damage
@@ -60,6 +60,11 @@ def _import(options: argparse.Namespace) -> int:
         return _import_megatron(options)
     if found in (ForeignFormat.TORCH, ForeignFormat.ZARR):
         raise ConversionError(f"{options.source} {found.problem}")
+    if found is None and holds_native(options.source):
+        raise ConversionError(
+            f"{options.source}: is a checkpoint of this trainer already; name it in checkpoint.load, or export it: "
+            f"llmctl checkpoint export {options.source} --output HF_DIR"
+        )
     with HubFolder(options.source, drops_prediction_layers=options.drop_mtp) as folder:
         if folder.num_dropped:
             print(f"leaving out {folder.num_dropped} tensors of prediction layers")

@@ -50,8 +50,9 @@ class ForeignFormat(Enum):
             )
         if self is ForeignFormat.TORCH_DIST:
             return (
-                "holds a checkpoint of Megatron-LM in the format torch_dist, not one of this trainer; import its "
-                "weights first: llmctl checkpoint import MEGATRON_DIR --output CKPT"
+                "holds a checkpoint of Megatron-LM in the format torch_dist, or of another program that uses "
+                "torch.distributed.checkpoint (DCP), not one of this trainer; import the weights of Megatron-LM first: "
+                "llmctl checkpoint import MEGATRON_DIR --output CKPT"
             )
         return (
             f"holds a checkpoint of Megatron-LM in the format {self.value}, which this trainer does not read; let "

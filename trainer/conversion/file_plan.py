@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from trainer.checkpoint.directory import CONVERSION as DESCRIPTION
 from trainer.conversion.errors import ConversionError
 from trainer.hub.tensor_file import Planned, TensorFile
 from trainer.process.run_directory import sync_directory
 
-_DESCRIPTION = "conversion.json"
 _SPARE_BYTES = 64 << 20
 """Room for headers, metadata and tokenizer files."""
 
@@ -106,11 +106,11 @@ def write_files(
 
 def finish(folder: Path) -> None:
     """Remove the description: the folder holds nothing else that readers do not know."""
-    (folder / _DESCRIPTION).unlink(missing_ok=True)
+    (folder / DESCRIPTION).unlink(missing_ok=True)
 
 
 def _prepare(folder: Path, description: str) -> None:
-    path = folder / _DESCRIPTION
+    path = folder / DESCRIPTION
     if folder.is_dir() and (not path.is_file() or json.loads(path.read_text(encoding="utf-8")) != description):
         shutil.rmtree(folder)
     if not folder.is_dir():

@@ -109,8 +109,8 @@ class MegatronModel:
         """
         if _WORDS not in files.tensors:
             raise ConversionError(
-                f"{files.path}: has no tensor {_WORDS}, so that it is not a GPT model of Megatron-core in the format "
-                "torch_dist; convert it with the program that wrote it"
+                f"{files.path}: is a checkpoint of torch.distributed.checkpoint (DCP), but has no tensor {_WORDS}, so "
+                "that it is not a GPT model of Megatron-core; let the program that wrote it save a Hugging Face folder"
             )
         arguments = files.common().get("args")
         if arguments is None:

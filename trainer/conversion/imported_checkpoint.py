@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.checksums import checksum_file
-from trainer.checkpoint.directory import METADATA, checkpoint_path, publish, temporary_path
+from trainer.checkpoint.directory import IMPORT_ATTEMPT, METADATA, checkpoint_path, import_path, publish
 from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, StoredTensor
 from trainer.config.train_config import TrainConfig
 from trainer.conversion.errors import ConversionError
@@ -21,8 +21,6 @@ from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import sync_directory
 
 MAX_BYTES_PER_FILE = 2 << 30
-_ATTEMPT = 0
-"""Number in the name of the unfinished folder: an import has one writer, and goes on where the last one ended."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def write_imported(imported: Imported, output: Path, advance: Callable[[int], No
     """
     final = final_path(output)
     files = plan_files(imported.units, MAX_BYTES_PER_FILE, lambda number, _: f"model_{number:05d}.safetensors")
-    temporary = temporary_path(output, 0, _ATTEMPT)
+    temporary = import_path(output)
     sizes = write_files(temporary, files, imported.description, advance)
     try:
         if imported.write_side_files is not None:
@@ -74,7 +72,7 @@ def write_imported(imported: Imported, output: Path, advance: Callable[[int], No
         (temporary / METADATA).write_text(json.dumps(metadata.as_json()), encoding="utf-8")
         finish(temporary)
         sync_directory(temporary)
-        publish(temporary, output, 0, _ATTEMPT)
+        publish(temporary, output, 0, IMPORT_ATTEMPT)
     except OSError as error:
         raise ConversionError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
     return final

@@ -61,7 +61,7 @@ def verify_export(checkpoint: Path, folder: Path) -> Verification:
     Raises:
         CheckpointError: the checkpoint cannot be read.
         HubError: the folder cannot be read.
-        ConversionError: transformers cannot load the folder.
+        ConversionError: transformers cannot load the folder, or compute its logits.
     """
     metadata = load_metadata(checkpoint)
     config = _serial(build_config(metadata.config))
@@ -127,16 +127,23 @@ def _logits(config: TrainConfig, model: ParallelModel, tokens: Tensor) -> Tensor
 def _logits_of_transformers(folder: Path, auto_class: str, tokens: Tensor) -> tuple[str, Tensor]:
     import transformers
 
+    what = "load it"
     try:
-        # No code of the folder is run: trust_remote_code stays off.
+        # No code of the folder is run: trust_remote_code stays off. The grouped product of experts, its default, wants
+        # widths that divide by 8.
         model = getattr(transformers, auto_class).from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            local_files_only=True,
         )
+        what = "compute its logits"
         inputs = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
         with torch.no_grad():
             found = model(tokens, **inputs)
             # BERT has logits of tokens and of samples.
             logits: Tensor = (found.prediction_logits if "prediction_logits" in found else found.logits).float()
     except Exception as error:
-        raise ConversionError(f"{folder}: transformers cannot load it: {type(error).__name__}: {error}") from error
+        raise ConversionError(f"{folder}: transformers cannot {what}: {type(error).__name__}: {error}") from error
     return f"transformers {transformers.__version__}", logits

@@ -69,7 +69,10 @@ def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
             f"{where}: model_type {model_type!r} is not a family known here; known are "
             + ", ".join(sorted(family.model_type for family in FAMILIES))
         )
-    named, known = keys.get("architectures") or [], (found.architecture, *found.other_architectures)
+    named = keys.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise FamilyError(f"{where}: architectures is {named!r}; use a list of names")
+    known = (found.architecture, *found.other_architectures)
     if named and not set(named) & set(known):
         raise FamilyError(
             f"{where}: architecture {named[0]} is not supported; {found.name} is read as {' or '.join(known)}"

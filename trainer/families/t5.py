@@ -171,6 +171,8 @@ T5 = Family(
         "num_attention_heads": "num_heads",
         "num_hidden_layers": "num_layers",
     },
+    # transformers 5 ties every T5, also one of v1.1 that it has not read from a file, and saves no output table then.
+    taken_for={"lm_head.weight": "shared.weight"},
     base_prefix="",
     auto_class="AutoModelForSeq2SeqLM",
     word_table_copies=("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),

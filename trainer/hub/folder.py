@@ -15,9 +15,21 @@ from trainer.hub.errors import HubError
 from trainer.hub.published import Piece, PublishedModel
 from trainer.hub.quantized import CONFIG_KEY, StoredAs, see_through
 from trainer.hub.side_files import copy_side_files
+from trainer.hub.torch_file import TorchFile
 
 CONFIG = "config.json"
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_TORCH_INDEX, _TORCH_SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
+# Names of the parameters of norms that old files have, as transformers renames them.
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_OTHER_WEIGHTS = {
+    "adapter_model.*": "an adapter (LoRA); merge it into its model and save that",
+    "consolidated.*": "in the format of the model's own code; take the folder that transformers reads",
+    "*.distcp": "of torch.distributed.checkpoint; let the program that wrote it save safetensors",
+    "tf_model.h5": "for TensorFlow; let transformers 4 load it with from_tf=True and save it",
+    "flax_model.msgpack": "for Flax; let transformers 4 load it with from_flax=True and save it",
+}
+"""Files of weights that are not read -> what they are, and what to do."""
 
 
 def is_hub_folder(path: Path) -> bool:
@@ -73,19 +85,19 @@ class HubFolder(PublishedModel):
         copy_side_files(self.path, target)
 
     def read_headers(self) -> dict[str, StoredAs]:
-        """See PublishedModel. The files are those that the index names, or the single file."""
+        """See PublishedModel. The files are those that the index names, or the single file; safetensors come first."""
         self._headers = self._read_headers()
         return see_through(self._headers, self._quantization, self.path)
 
     def read_stored(self, name: str, expert: int | None) -> Tensor:
         """See PublishedModel. In mapped memory."""
-        file = self._headers[name].file
+        file, stored = self._headers[name].file, self._stored_names[name]
         try:
             opened = self._open(file)
             if expert is None:
-                tensor: Tensor = opened.get_tensor(name)
+                tensor: Tensor = opened.get_tensor(stored)
             else:
-                tensor = opened.get_slice(name)[expert : expert + 1]
+                tensor = opened.get_slice(stored)[expert : expert + 1]
         except (OSError, SafetensorError) as error:
             raise HubError(f"{self.path / file}: {name} cannot be read: {error}") from None
         return tensor
@@ -97,44 +109,80 @@ class HubFolder(PublishedModel):
 
     def _open(self, file: str) -> Any:
         if file not in self._files:
-            opened = safe_open(str(self.path / file), framework="pt", device="cpu")
-            self._files[file] = self.enter_context(opened)
+            path = self.path / file
+            if path.suffix == ".safetensors":
+                self._files[file] = self.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+            else:
+                self._files[file] = TorchFile(path)
         return self._files[file]
 
     def _read_headers(self) -> dict[str, StoredAs]:
         stored: dict[str, StoredAs] = {}
-        index = self._index()
-        for file in sorted(set(index.values())) if index else [SINGLE]:
+        self._stored_names: dict[str, str] = {}
+        index, places = self._index()
+        for file in sorted(set(places.values())) if index else [self._single()]:
             try:
                 opened = self._open(file)
                 for name in opened.keys():  # noqa: SIM118  a safe_open is not a mapping
-                    view = opened.get_slice(name)
-                    stored[name] = StoredAs(file, view.get_dtype(), tuple(view.get_shape()))
+                    current = _current_name(name)
+                    stored[current] = StoredAs(file, *_header(opened, name))
+                    self._stored_names[current] = name
             except FileNotFoundError:
                 raise HubError(
-                    f"{self.path / file}: is missing, although {INDEX if index else CONFIG} is there"
+                    f"{self.path / file}: is missing, although {index or CONFIG} is there{self._others()}"
                 ) from None
             except (OSError, SafetensorError) as error:
                 raise HubError(f"{self.path / file}: is cut or damaged: {error}") from None
-        absent = next((name for name in index if name not in stored), None)
+        absent = next((name for name in places if _current_name(name) not in stored), None)
         if absent is not None:
-            raise HubError(f"{self.path / index[absent]}: has no tensor {absent}, which {INDEX} places there")
+            raise HubError(f"{self.path / places[absent]}: has no tensor {absent}, which {index} places there")
         return stored
 
-    def _index(self) -> Mapping[str, str]:
-        if not (self.path / INDEX).is_file():
-            return {}
-        weight_map = _read_json(self.path / INDEX).get("weight_map")
+    def _single(self) -> str:
+        only_torch = not (self.path / SINGLE).is_file() and (self.path / _TORCH_SINGLE).is_file()
+        return _TORCH_SINGLE if only_torch else SINGLE
+
+    def _others(self) -> str:
+        """Words for files of weights in a format that is not read; empty if there are none."""
+        for pattern, what in _OTHER_WEIGHTS.items():
+            found = next(iter(sorted(self.path.glob(pattern))), None)
+            if found is not None:
+                return f"; {found.name} is {what}"
+        return ""
+
+    def _index(self) -> tuple[str, Mapping[str, str]]:
+        """Name of the index, and the file of each tensor; empty for a folder without an index."""
+        candidates = (INDEX,) if (self.path / SINGLE).is_file() else (INDEX, _TORCH_INDEX)
+        index = next((name for name in candidates if (self.path / name).is_file()), "")
+        if not index:
+            return "", {}
+        weight_map = _read_json(self.path / index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(
             isinstance(file, str) and Path(file).name == file for file in weight_map.values()
         ):
-            raise HubError(f"{self.path / INDEX}: has no weight_map of files in this folder")
-        return weight_map
+            raise HubError(f"{self.path / index}: has no weight_map of files in this folder")
+        return index, weight_map
+
+
+def _current_name(name: str) -> str:
+    for old, current in _OLD_NAMES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + current
+    return name
+
+
+def _header(opened: Any, name: str) -> tuple[str, tuple[int, ...]]:
+    if isinstance(opened, TorchFile):
+        return opened.header(name)
+    view = opened.get_slice(name)
+    return view.get_dtype(), tuple(view.get_shape())
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise HubError(f"{path}: is missing; name a folder in Hugging Face's format") from None
     except (OSError, ValueError) as error:
         raise HubError(f"{path}: cannot be read: {error}") from None
     if not isinstance(values, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -118,6 +119,12 @@ class PublishedModel(ExitStack):
     def notes(self) -> list[str]:
         """One sentence on each thing of the published model that is not read."""
         found = [f"{self.where}: {note}" for note in self.family.notes(self.keys)]
+        found += [
+            f"{self.path}: holds no {name}, and transformers takes {other} in its place; here it begins with these "
+            "values and is trained apart, and an export has both"
+            for name, other in self.family.taken_for.items()
+            if self._names.get(name) == other
+        ]
         if self._num_counted_only:
             found.append(
                 f"{self.where}: counts {self._num_counted_only} prediction layers (MTP), but the files hold no tensor "
@@ -209,12 +216,20 @@ class PublishedModel(ExitStack):
             expert: read only this index of the first dim, which stays with size 1; None for all.
 
         Raises:
-            HubError: the file cannot be read.
+            HubError: the file cannot be read, or an element is not finite.
         """
         stored, found = self._of(name), self._names[name]
         if stored.packed is None:
-            return self.read_stored(found, expert)
-        return stored.packed.unpack(lambda part: self.read_stored(part, expert))
+            tensor = self.read_stored(found, expert)
+        else:
+            tensor = stored.packed.unpack(lambda part: self.read_stored(part, expert))
+        # aminmax passes NaN on, and needs no memory.
+        if tensor.numel() and not all(math.isfinite(float(bound)) for bound in tensor.aminmax()):
+            raise HubError(
+                f"{self.path / stored.file}: {name} holds NaN or infinite elements, so that no logit would be a "
+                "number; take another copy of the model"
+            )
+        return tensor
 
     def check_copies(self) -> None:
         """Check that tensors which repeat another one have its bits. Reads both.
@@ -289,6 +304,7 @@ def _hub_names(
     has_prefix = _has_prefix(family, stored)
     wanted = [name for rule in rules for name in rule.theirs]
     names = {name: _name_in_files(family, name, has_prefix) for name in wanted}
+    names |= {name: other for name, other in family.taken_for.items() if name in names and name not in stored}
     missing = next((name for name, found in names.items() if found not in stored), None)
     if missing is not None:
         raise HubError(f"{path}: has no tensor {names[missing]}, which a {family.name} of this shape has")

@@ -245,7 +245,7 @@ def test_an_export_names_what_old_and_new_readers_want(llama, tmp_path) -> None:
 def test_a_missing_folder_is_named(tmp_path, capsys) -> None:
     assert command.main(["import", str(tmp_path / "none"), "--output", str(tmp_path / "native")]) == 3
     assert "is not a folder" in capsys.readouterr().err
-    with pytest.raises(HubError, match="cannot be read"):
+    with pytest.raises(HubError, match="config.json: is missing"):
         HubFolder(tmp_path)
 
 

@@ -86,6 +86,7 @@ class Family:
         absent: key of config.json -> value that the config class of transformers gives a file without the key.
         without_effect: keys that change no logit in this family alone -> the reason.
         aliases: other name of a key, which transformers reads too -> the key.
+        taken_for: Hugging Face name that files may lack -> the tensor that transformers takes in its place.
         token_ids: config.json -> the keys about tokens that readers need, also where the file lacks them.
     """
 
@@ -109,4 +110,5 @@ class Family:
     absent: Mapping[str, Any] = field(default_factory=dict)
     without_effect: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    taken_for: Mapping[str, str] = field(default_factory=dict)
     token_ids: Callable[[Mapping[str, Any]], Mapping[str, int]] = _no_token_ids
