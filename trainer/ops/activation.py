@@ -56,7 +56,6 @@ class _ReferenceGated(torch.autograd.Function):
         gate, up = _limited(gate_up, ctx.limits)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, dim=-1)
-        # No out= here: torch.compile does not accept views for out=.
         grad_up.copy_(grad_output).mul_(_activated_gate(gate, ctx.kind, ctx.limits))
         grad_gate.copy_(_gate_backward(grad_output * up, gate, ctx.kind, ctx.limits))
         if ctx.limits is not None and ctx.limits.clamp is not None:
@@ -178,28 +177,6 @@ def is_one_of_torch(kind: Activation, device: torch.device) -> bool:
     return device.type == "cuda" or kind in ("gelu", "relu")
 
 
-def register() -> None:
-    """Register the ops of the loaded library with torch.compile and autograd."""
-    torch.library.register_fake("llmctl::activation", _fake)
-    torch.library.register_fake("llmctl::activation_backward", _fake_backward)
-    torch.library.register_autograd("llmctl::activation", _backward, setup_context=_keep)
-
-
-def _fake(inner: torch.Tensor, _: Any, __: Any, ___: int, gated: bool) -> torch.Tensor:
-    return inner.new_empty((*inner.shape[:-1], inner.shape[-1] // 2 if gated else inner.shape[-1]))
-
-
-def _fake_backward(
-    _: torch.Tensor, inner: torch.Tensor, bias: torch.Tensor | None, row_weight: torch.Tensor | None, *__: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    weights = (0,) if row_weight is None else row_weight.shape
-    return (
-        torch.empty_like(inner, memory_format=torch.contiguous_format),
-        inner.new_empty((0,) if bias is None else bias.shape),
-        inner.new_empty(weights, dtype=torch.promote_types(inner.dtype, torch.float32)),
-    )
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     del output
     inner, bias, row_weight, ctx.kind, ctx.gated = inputs
@@ -271,5 +248,4 @@ ACTIVATION: Operation[Activate] = Operation(
         _Example(9, 4104, "gelu_tanh", gated=False, has_bias=True, has_weight=False),
     ],
     small=partial(_activate, _plain_gated),
-    register=register,
 )

@@ -107,15 +107,6 @@ def _copy_masters(masters: Tensors, copies: Tensors) -> None:
         torch._foreach_copy_(list(copies), list(masters))
 
 
-def register() -> None:
-    """Register the op of the loaded library with torch.compile. The op has no gradient."""
-    torch.library.register_fake("llmctl::adamw_", _fake)
-
-
-def _fake(*_: Any) -> None:
-    return None
-
-
 def _example(
     sizes: Sequence[int], device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], Any]:
@@ -144,5 +135,4 @@ ADAMW: Operation[AdamW] = Operation(
     # torch's fused step leaves the divided gradients in place.
     consumed=(1,),
     default="torch",
-    register=register,
 )

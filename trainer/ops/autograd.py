@@ -36,9 +36,6 @@ def with_gradient(
     function: Any = type(f"llmctl_{name}", (torch.autograd.Function,), methods)
 
     def call(*inputs: Any) -> Any:
-        # torch.compile traces the registered op with its registered gradient.
-        if torch.compiler.is_compiling():
-            return getattr(torch.ops.llmctl, name)(*inputs)
         return function.apply(*inputs) if torch.is_grad_enabled() else run(*inputs)
 
     return call
@@ -54,7 +51,7 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def once(ctx: Any, *grads: Any) -> Any:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         kept = _UnpackedContext(ctx)
         given = [value for value in (*kept.saved_tensors, *grads) if value is not None and value.requires_grad]

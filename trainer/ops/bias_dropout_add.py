@@ -122,16 +122,6 @@ def _native(*arguments: Any) -> torch.Tensor:
     return dropped
 
 
-def register() -> None:
-    """Register the op of the loaded library with torch.compile and autograd."""
-    torch.library.register_fake("llmctl::bias_dropout_add", _fake)
-    torch.library.register_autograd("llmctl::bias_dropout_add", _backward, setup_context=_keep)
-
-
-def _fake(hidden: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format)
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     del output
     *_, positions, ctx.probability, ctx.seed = inputs
@@ -159,5 +149,4 @@ BIAS_DROPOUT_ADD: Operation[BiasDropoutAdd] = Operation(
     "bias_dropout_add",
     {"native": Implementation(_native), "reference": Implementation(_reference)},
     [partial(_example, shape) for shape in ((3, 2, 11), (5, 2, 4104))],
-    register=register,
 )

@@ -145,8 +145,7 @@ def _small(
 
     torch's cross_entropy leaves the logits unchanged.
     """
-    # Compiled code raises no error for a label outside the vocabulary.
-    if combine is None and columns.is_whole and not _has_other_terms(terms) and not torch.compiler.is_compiling():
+    if combine is None and columns.is_whole and not _has_other_terms(terms):
         width = columns.num_valid
         # Slices and views without effect are skipped: at these sizes they cost as much as real operations.
         valid = logits if logits.shape[-1] == width else logits[..., :width]
@@ -244,31 +243,6 @@ def _keeps_exponentials(logits: torch.Tensor) -> bool:
     return logits.is_cpu and logits.dtype in (torch.float32, torch.float64)
 
 
-def register() -> None:
-    """Register the ops of the loaded library with torch.compile."""
-    torch.library.register_fake("llmctl::cross_entropy_stats", _fake_stats)
-    torch.library.register_fake("llmctl::cross_entropy_losses", _fake_losses)
-    torch.library.register_fake("llmctl::cross_entropy_grad_", _fake_gradient)
-
-
-def _fake_stats(logits: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    sums_logits = options[5]
-    return (
-        logits.new_empty((logits.shape[0],), dtype=wide),
-        logits.new_empty((3 if sums_logits else 2, logits.shape[0]), dtype=wide),
-    )
-
-
-def _fake_losses(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return tuple(logits.new_empty((logits.shape[0],), dtype=wide) for _ in range(3))
-
-
-def _fake_gradient(*_: Any) -> None:
-    return None
-
-
 def _example(
     tokens: int, vocabulary: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, VocabColumns, LossTerms]:
@@ -318,5 +292,4 @@ CROSS_ENTROPY: Operation[Callable[..., torch.Tensor]] = Operation(
         partial(_example, 7, 8197),
     ],
     small=_small,
-    register=register,
 )

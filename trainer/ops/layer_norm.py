@@ -72,26 +72,6 @@ def _native(
     return normed
 
 
-def register() -> None:
-    """Register the ops of the loaded library with torch.compile and autograd."""
-    torch.library.register_fake("llmctl::layer_norm", _fake)
-    torch.library.register_fake("llmctl::layer_norm_backward", _fake_backward)
-    torch.library.register_autograd("llmctl::layer_norm", _backward, setup_context=_keep)
-
-
-def _fake(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = hidden.shape[:-1].numel() if hidden.shape[-1] else 0
-    mean = hidden.new_empty((rows,), dtype=torch.promote_types(hidden.dtype, torch.float32))
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format), mean, torch.empty_like(mean)
-
-
-def _fake_backward(
-    _: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, *__: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    return grad_hidden, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     hidden, weight, _, _ = inputs
     _, mean, scale = output
@@ -125,5 +105,4 @@ LAYER_NORM: Operation[Norm] = Operation(
         "reference": Implementation(_reference),
     },
     [partial(_example, *size) for size in ((3, 41), (9, 8200))],
-    register=register,
 )

@@ -169,22 +169,6 @@ def _native_combine_backward(
     return gradients
 
 
-def register() -> None:
-    """Register the ops of the loaded library with torch.compile."""
-    torch.library.register_fake("llmctl::moe_combine", _fake)
-    torch.library.register_fake("llmctl::moe_combine_backward", _fake_backward)
-
-
-def _fake(rows: torch.Tensor, places: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
-    return rows.new_empty((places.shape[0], rows.shape[1]))
-
-
-def _fake_backward(
-    _: torch.Tensor, rows: torch.Tensor, __: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return rows.new_empty(rows.shape), weights.new_empty(weights.shape)
-
-
 def _routes(tokens: int, per_token: int, dropped: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Random ``choices`` and ``places`` of ``permute``."""
     count = tokens * per_token - dropped
@@ -229,11 +213,9 @@ MOE_PERMUTE: Operation[Permute] = Operation(
     },
     [partial(_example, *size) for size in _SIZES],
     small=_small_permute,
-    register=register,
 )
 MOE_UNPERMUTE: Operation[Unpermute] = Operation(
     "moe_unpermute",
     {"native": Implementation(_unpermute(_NATIVE)), "reference": Implementation(_unpermute(_REFERENCE))},
     [partial(_example_back, *size) for size in _SIZES],
-    register=register,
 )

@@ -59,8 +59,6 @@ class Operation(Generic[Function]):
         consumed: positions of the arguments whose contents are undefined after the call.
         default: the backend for a run without a selection.
         small: faster function for calls below an implementation's ``smallest``; None: the reference.
-        register: function that registers the ops of the loaded library with torch; None: the operation has no native
-            ops. Operations may share a function.
     """
 
     name: str
@@ -69,7 +67,6 @@ class Operation(Generic[Function]):
     consumed: tuple[int, ...] = ()
     default: Backend = "reference"
     small: Function | None = None
-    register: Callable[[], None] | None = None
 
     def function(self, backend: Backend, device_type: str) -> Function:
         """The function of a run on ``backend``: the faster function for each size."""

@@ -92,32 +92,6 @@ def _native_of_sum(
     return normed, total
 
 
-def register() -> None:
-    """Register the ops of the loaded library with torch.compile and autograd."""
-    torch.library.register_fake("llmctl::rms_norm", _fake)
-    torch.library.register_fake("llmctl::add_rms_norm", _fake_add)
-    torch.library.register_fake("llmctl::rms_norm_backward", _fake_backward)
-    torch.library.register_autograd("llmctl::rms_norm", _backward, setup_context=_keep)
-    torch.library.register_autograd("llmctl::add_rms_norm", _backward_of_add, setup_context=_keep_sum)
-
-
-def _fake(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = hidden.shape[:-1].numel() if hidden.shape[-1] else 0
-    scale = hidden.new_empty((rows,), dtype=torch.promote_types(hidden.dtype, torch.float32))
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format), scale
-
-
-def _fake_add(hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    normed, scale = _fake(hidden)
-    return normed, torch.empty_like(normed), scale
-
-
-def _fake_backward(
-    _: torch.Tensor, __: torch.Tensor | None, hidden: torch.Tensor, weight: torch.Tensor, *___: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(hidden, memory_format=torch.contiguous_format), weight.new_empty(weight.shape)
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     hidden, weight, _, ctx.adds_one = inputs
     _, scale = output
@@ -186,7 +160,6 @@ RMS_NORM: Operation[Norm] = Operation(
         "reference": Implementation(_reference),
     },
     [*(partial(_example, *size) for size in _SIZES), partial(_example_with_one, _example)],
-    register=register,
 )
 
 ADD_RMS_NORM: Operation[NormOfSum] = Operation(
@@ -197,6 +170,5 @@ ADD_RMS_NORM: Operation[NormOfSum] = Operation(
         "reference": Implementation(_of_sum(_reference)),
     },
     [*(partial(_example_of_sum, *size) for size in _SIZES), partial(_example_with_one, _example_of_sum)],
-    register=register,
 )
 """Norm of a residual sum, and the sum, which is the next residual."""

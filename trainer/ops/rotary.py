@@ -178,7 +178,6 @@ def _rotate_back_into(
 ) -> None:
     first, second = _pairs(heads, cos, interleaved)
     target_first, target_second = _pairs(target, cos, interleaved)
-    # No out= here: torch.compile does not accept views for out=.
     target_first.copy_(first).mul_(cos).addcmul_(second, sin)
     target_second.copy_(second).mul_(cos).addcmul_(first, sin, value=-1)
     rotated = 2 * cos.shape[-1]
@@ -202,28 +201,6 @@ def _native_split_(
 def _native_join(*grads_and_angles: Any) -> torch.Tensor:
     joined: torch.Tensor = torch.ops.llmctl.rope_join(*grads_and_angles)
     return joined
-
-
-def register() -> None:
-    """Register the ops of the loaded library with torch.compile."""
-    torch.library.register_fake("llmctl::rope_", _fake_in_place)
-    torch.library.register_fake("llmctl::rope_take_queries_", _fake_take_queries)
-    torch.library.register_fake("llmctl::rope_join", _fake_join)
-
-
-def _fake_in_place(*_: Any) -> None:
-    return None
-
-
-def _fake_take_queries(packed: torch.Tensor, *_: Any) -> torch.Tensor:
-    length, batch, groups, heads, head_dim = packed.shape
-    return packed.new_empty((length, batch, groups * (heads - 2), head_dim))
-
-
-def _fake_join(query: torch.Tensor, key: torch.Tensor, *_: Any) -> torch.Tensor:
-    batch, groups, length, head_dim = key.shape
-    queries = query.shape[1] // groups if groups else 1
-    return key.new_empty((length, batch, groups, queries + 2, head_dim))
 
 
 def _example(
@@ -254,5 +231,4 @@ ROPE: Operation[Rope] = Operation(
         partial(_example, (9, 2, 4, 1, 128, 128), False, False),
         partial(_example, (9, 2, 2, 4, 128, 64), True, False),
     ],
-    register=register,
 )

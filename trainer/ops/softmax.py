@@ -55,18 +55,6 @@ def _native_causal(scores: torch.Tensor, scale: float) -> torch.Tensor:
     return shares
 
 
-def register() -> None:
-    """Register the ops of the loaded library with torch.compile and autograd."""
-    for name in ("scaled_masked_softmax", "scaled_causal_softmax", "scaled_softmax_backward"):
-        torch.library.register_fake(f"llmctl::{name}", _fake)
-    torch.library.register_autograd("llmctl::scaled_masked_softmax", _masked_backward, setup_context=_keep)
-    torch.library.register_autograd("llmctl::scaled_causal_softmax", _causal_backward, setup_context=_keep)
-
-
-def _fake(scores: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(output)
     ctx.scale = inputs[-1]
@@ -126,7 +114,6 @@ SCALED_MASKED_SOFTMAX: Operation[MaskedSoftmax] = Operation(
         "reference": Implementation(_reference_masked),
     },
     [partial(_masked_example, shape) for shape in _SHAPES],
-    register=register,
 )
 SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
     "scaled_causal_softmax",
@@ -135,5 +122,4 @@ SCALED_CAUSAL_SOFTMAX: Operation[CausalSoftmax] = Operation(
         "reference": Implementation(_reference_causal),
     },
     [partial(_causal_example, shape) for shape in _SHAPES],
-    register=register,
 )

@@ -31,15 +31,6 @@ def _native_squares(tensors: Tensors) -> torch.Tensor:
     return total
 
 
-def register() -> None:
-    """Register the op of the loaded library with torch.compile. The op has no gradient."""
-    torch.library.register_fake("llmctl::sum_of_squares", _fake_squares)
-
-
-def _fake_squares(tensors: Tensors) -> torch.Tensor:
-    return tensors[0].new_empty((), dtype=torch.float64)
-
-
 def _example(
     sizes: Sequence[int], device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[list[torch.Tensor]]:
@@ -53,6 +44,5 @@ L2_NORM: Operation[SumOfSquares] = Operation(
     "l2_norm",
     {"native": Implementation(_native_squares), "reference": Implementation(_reference_squares)},
     [partial(_example, sizes) for sizes in _EXAMPLES],
-    register=register,
 )
 """Squared L2 norm: ranks add the squares, and take the root of the sum."""

@@ -28,7 +28,6 @@ from trainer.distributed.collectives import any_rank, from_first_rank
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.rendezvous import join_ranks
 from trainer.ops.attention.backend import check_backend
-from trainer.ops.build.packages import unrelated_apex
 from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
 from trainer.ops.dispatch.setup import set_up_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
@@ -348,8 +347,8 @@ def _print_summary(
     progress: TrainingProgress,
 ) -> None:
     lines = [*summarize_run(config, mesh, data.vocab_size, device_name(device)), *selection.lines(), *data.notes]
-    warnings = (slow_precision(config.training, device, cpu_has_fast_products), unrelated_apex())
-    lines.extend(warning for warning in warnings if warning is not None)
+    warning = slow_precision(config.training, device, cpu_has_fast_products)
+    lines.extend([] if warning is None else [warning])
     if restored is not None and progress.iteration == 0:
         lines.append(f"starting from the weights of {restored}")
     elif restored is not None:

@@ -14,9 +14,8 @@ A test file needs the built library (the fixture ``kernel_library``), its Operat
 
 where ``dtype`` and ``level`` are fixtures of conftest.py, which repeat a test over all dtypes and instruction sets. The
 following checks are for one or two shapes each: check_against_oracle(..., layout=layout) with another fixture,
-check_gradients (tiny, float64), check_registration (every op of the library, including backward ops), check_threads
-(large enough to be divided), and, with ``call`` and ``sparse_tensor``, the C interface beyond 2^31 elements. Checks of
-all operations together, such as check_compiled, are in test_operations.py:
+check_gradients (tiny, float64), check_threads (large enough to be divided), and, with ``call`` and ``sparse_tensor``,
+the C interface beyond 2^31 elements. Checks of all operations together are in test_operations.py:
 
     hidden, normed = sparse_tensor((rows, width), dtype), sparse_tensor((rows, width), dtype)
     hidden[-2:] = ...
@@ -44,7 +43,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 import torch.utils.deterministic
 
 from trainer.ops.operation import Backend, Operation
@@ -132,28 +130,6 @@ def check_gradients(function: Callable[..., Any], arguments: Arguments) -> None:
         return function(*mapped(torch.clone, values))
 
     assert torch.autograd.gradcheck(on_copies, mapped(_leaf, in_float64(arguments)))
-
-
-def check_registration(op: Any, arguments: Arguments) -> None:
-    """Check an op's registration: schema, fake, autograd and functionalisation."""
-    torch.library.opcheck(op, arguments)
-
-
-def check_compiled(function: Callable[..., Any], arguments: Arguments, compiler: str = "inductor") -> None:
-    """Check that torch.compile gets one graph each for forward and backward, and equal results."""
-    torch.compiler.reset()
-    right, gradients, _ = run(function, arguments)
-    # Leave torch's operations uncompiled if this torch supports it: g++ would compile them for a minute or two.
-    inductor, lite = torch._inductor.config, "fallback_by_default"
-    # No pool of compile processes, which would outlive the test.
-    with inductor.patch({"compile_threads": 1, **({lite: True} if hasattr(inductor, lite) else {})}):
-        found, *_ = run(torch.compile(function, fullgraph=True, backend=compiler), arguments, gradients=gradients)
-    for own, expected in zip(found, right, strict=True):
-        assert (own.shape, own.dtype) == (expected.shape, expected.dtype)
-        if own.is_floating_point():
-            assert _error(own, expected, math.inf) <= 4.0 * torch.finfo(own.dtype).eps
-        else:
-            assert torch.equal(own, expected)
 
 
 def check_threads(function: Callable[..., Any], arguments: Arguments) -> None:

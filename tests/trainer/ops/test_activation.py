@@ -17,7 +17,6 @@ from tests.trainer.ops.op_checks import (
     call,
     check_against_oracle,
     check_gradients,
-    check_registration,
     check_same_bits,
     check_threads,
     drawn,
@@ -25,7 +24,7 @@ from tests.trainer.ops.op_checks import (
     run,
     sparse_tensor,
 )
-from trainer.ops.activation import ACTIVATION, Activation, GateLimits
+from trainer.ops.activation import ACTIVATION, Activation, GateLimits, _native
 from trainer.ops.operation import Backend, Implementation
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
@@ -50,14 +49,7 @@ _BY_INSTRUCTION = 3
 KINDS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "squared_relu": 4}
 
 
-def _native(
-    inner: torch.Tensor, bias: torch.Tensor | None, row_weight: torch.Tensor | None, kind: Activation, gated: bool
-) -> torch.Tensor:
-    """The library's kernel, also for calls that the operation leaves to torch."""
-    activated: torch.Tensor = torch.ops.llmctl.activation(inner, bias, row_weight, KINDS[kind], gated)
-    return activated
-
-
+# The kernel, also for calls that the operation leaves to torch.
 LIBRARY = replace(ACTIVATION, implementations={**ACTIVATION.implementations, "native": Implementation(_native)})
 SMALL = replace(ACTIVATION, implementations={**ACTIVATION.implementations, "torch": Implementation(ACTIVATION.small)})
 
@@ -143,18 +135,6 @@ def test_arguments_may_have_any_layout(gated: bool, layout: str) -> None:
 @pytest.mark.parametrize(("kind", "gated"), FORMS)
 def test_gradients_are_those_of_finite_differences(kind: Activation, gated: bool) -> None:
     check_gradients(_native, arguments((3, 5), torch.float64, kind, gated))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("row_weight", [True, False])
-def test_torch_knows_the_ops(bias: bool, row_weight: bool) -> None:
-    inner, biases, weights, kind, gated = arguments((4, 12), torch.float32, bias=bias, row_weight=row_weight)
-    inputs = (inner, biases, weights, KINDS[kind], gated)
-    check_registration(torch.ops.llmctl.activation.default, inputs)
-    tensors = [None if one is None else one.detach() for one in (inner, biases, weights)]
-    check_registration(
-        torch.ops.llmctl.activation_backward.default, (drawn((4, 12), torch.float32), *tensors, KINDS[kind], gated)
-    )
 
 
 @pytest.mark.cpu_only

@@ -16,7 +16,6 @@ from tests.trainer.ops.op_checks import (
     call,
     check_against_oracle,
     check_errors,
-    check_registration,
     check_threads,
     drawn,
     in_float64,
@@ -187,13 +186,6 @@ def test_large_lists_go_past_the_caches_and_give_the_same():
 @pytest.mark.cpu_only
 def test_threads_do_not_matter():
     check_threads(ADAMW.implementations["native"].function, arguments((1 << 17, 3, 1 << 17), torch.float32, None))
-
-
-@pytest.mark.parametrize("copy", [None, torch.bfloat16])
-def test_registration(copy):
-    masters, grads, averages, squares, copies, _ = arguments((5, 9), torch.bfloat16, copy)
-    op_arguments = (masters, grads, averages, squares, copies, 1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 7.0)
-    check_registration(torch.ops.llmctl.adamw_.default, op_arguments)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from tests.trainer.ops.op_checks import (
     check_against_oracle,
     check_errors,
     check_gradients,
-    check_registration,
     check_threads,
     drawn,
     run,
@@ -91,12 +90,6 @@ def test_layouts(with_residual, with_bias, layout):
 @pytest.mark.parametrize(("with_bias", "with_residual"), FORMS)
 def test_gradients(with_bias, with_residual, function):
     check_gradients(function, arguments((3, 2, 5), torch.float64, with_bias, with_residual))
-
-
-@pytest.mark.parametrize(("with_bias", "with_residual"), FORMS)
-def test_registration(with_bias, with_residual):
-    given = arguments((3, 2, 5), torch.float32, with_bias, with_residual)
-    check_registration(torch.ops.llmctl.bias_dropout_add.default, given)
 
 
 @pytest.mark.cpu_only

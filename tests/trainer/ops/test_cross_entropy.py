@@ -11,7 +11,6 @@ from tests.trainer.ops.op_checks import (
     DTYPES,
     call,
     check_against_oracle,
-    check_registration,
     check_same_bits,
     check_threads,
     drawn,
@@ -145,20 +144,6 @@ def test_gradients_are_those_of_finite_differences(terms, backend):
         ends = [(function(backend)(logits.detach() + s * step, *rest) * weights).sum() for s in (1, -1)]
         found[tuple(place)] = (ends[0] - ends[1]) / 2e-5
     torch.testing.assert_close(logits.grad, found, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_torch_knows_the_ops(dtype):
-    logits, labels, *_ = arguments((5, 33), 30, dtype)
-    logits, keeps = logits.detach(), logits.is_cpu and dtype in (torch.float32, torch.float64)
-    for sums_logits in (False, True):
-        check_registration(torch.ops.llmctl.cross_entropy_stats, (logits, labels, 0, 30, 30, -100, sums_logits, keeps))
-    for more in ((0.0, 0.0), (0.1, 0.2)):
-        check_registration(torch.ops.llmctl.cross_entropy_losses, (logits, labels, 30, -100, *more, keeps))
-    maximum, sums = torch.ops.llmctl.cross_entropy_stats(logits, labels, 0, 30, 30, -100, False, keeps)
-    grads = torch.ones_like(maximum)
-    statistics = (logits, labels, grads, maximum, maximum, sums[0])
-    check_registration(torch.ops.llmctl.cross_entropy_grad_, (*statistics, 0, 30, 30, -100, 0.1, 0.1, keeps))
 
 
 @pytest.mark.cpu_only

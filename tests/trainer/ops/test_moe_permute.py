@@ -13,7 +13,6 @@ from tests.trainer.ops.op_checks import (
     check_against_oracle,
     check_errors,
     check_gradients,
-    check_registration,
     check_threads,
     drawn,
     here,
@@ -111,13 +110,6 @@ def test_gradients(backend):
     check_gradients(MOE_PERMUTE.implementations[backend].function, there((4, 2, 5), torch.float64))
     check_gradients(MOE_UNPERMUTE.implementations[backend].function, back((4, 2, 5), torch.float64))
     check_gradients(MOE_UNPERMUTE.implementations[backend].function, back((4, 2, 5), torch.float64, weighted=False))
-
-
-def test_registration():
-    rows, weights, choices, places = (value.detach() for value in back((5, 2, 16), torch.float32))
-    check_registration(torch.ops.llmctl.moe_combine.default, (rows, places, weights))
-    check_registration(torch.ops.llmctl.moe_combine.default, (rows, places, None))
-    check_registration(torch.ops.llmctl.moe_combine_backward.default, (torch.ones(5, 16), rows, choices, weights))
 
 
 @pytest.mark.cpu_only

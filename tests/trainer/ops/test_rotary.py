@@ -13,7 +13,6 @@ from tests.trainer.ops.op_checks import (
     call,
     check_against_oracle,
     check_gradients,
-    check_registration,
     check_same_bits,
     check_threads,
     drawn,
@@ -130,15 +129,6 @@ def test_arguments_may_have_any_layout(shape: tuple[Any, ...], layout: str) -> N
 @pytest.mark.parametrize("shape", [(3, 2, 2, 1, 5, 4, True), (2, 1, 1, 2, 4, 4, False)])
 def test_gradients_are_those_of_finite_differences(shape: tuple[Any, ...], interleaved: bool) -> None:
     check_gradients(ROPE.implementations["native"].function, arguments(shape, torch.float64, interleaved=interleaved))
-
-
-def test_torch_knows_the_ops() -> None:
-    heads, (cos, sin) = drawn((4, 2, 3, 4, 8), torch.float32), angles(4, 2, 6, False, torch.float32)
-    check_registration(torch.ops.llmctl.rope_.default, (heads, cos, sin, False))
-    grads = [drawn((2, count, 4, 8), torch.float32) for count in (6, 3, 3)]
-    for table in ((cos, sin), (None, None)):
-        check_registration(torch.ops.llmctl.rope_take_queries_.default, (heads, *table, False))
-        check_registration(torch.ops.llmctl.rope_join.default, (*grads, *table, False))
 
 
 @pytest.mark.cpu_only
@@ -292,8 +282,3 @@ def test_mismatched_arguments_are_refused() -> None:
     for op in (torch.ops.llmctl.rope_take_queries_, torch.ops.llmctl.rope_):
         with pytest.raises(RuntimeError, match="packed was expanded"):
             op(expanded, cos, sin, False)
-
-
-def test_without_groups_nothing_is_rotated() -> None:
-    grads = [drawn((2, 0, 4, 8), torch.float32) for _ in range(3)]
-    check_registration(torch.ops.llmctl.rope_join.default, (*grads, None, None, False))

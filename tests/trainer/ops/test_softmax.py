@@ -9,7 +9,6 @@ from tests.trainer.ops.op_checks import (
     call,
     check_against_oracle,
     check_gradients,
-    check_registration,
     check_same_bits,
     check_threads,
     drawn,
@@ -121,16 +120,6 @@ def test_a_gradient_may_be_an_expanded_number(operation):
 @pytest.mark.parametrize("shape", [(1, 2, 4, 4), (1, 1, 2, 5), (1, 1, 4, 2)], ids=str)
 def test_gradients_are_those_of_finite_differences(operation, shape, backend):
     check_gradients(operation.implementations[backend].function, arguments(operation, shape, torch.float64))
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 4, 9), torch.bfloat16), ((0, 2, 3, 3), torch.float32)], ids=str)
-def test_torch_knows_the_ops(shape, dtype):
-    scores, mask, scale = arguments(SCALED_MASKED_SOFTMAX, shape, dtype)
-    check_registration(torch.ops.llmctl.scaled_masked_softmax, (scores, mask, scale))
-    check_registration(torch.ops.llmctl.scaled_causal_softmax, (scores, scale))
-    scores = scores.detach()
-    for causal in (False, True):
-        check_registration(torch.ops.llmctl.scaled_softmax_backward, (scores, scores, scale, causal))
 
 
 @pytest.mark.cpu_only

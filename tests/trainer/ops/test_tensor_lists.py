@@ -14,7 +14,6 @@ from tests.trainer.ops.op_checks import (
     DTYPES,
     call,
     check_against_oracle,
-    check_registration,
     check_threads,
     drawn,
     poisoned,
@@ -82,11 +81,6 @@ def test_nonfinite_elements_show(backend, bad, place, dtype):
 def test_threads_do_not_matter():
     values = tensors((1 << 18, 5), torch.float32)
     check_threads(L2_NORM.implementations["native"].function, (values,))
-
-
-def test_registration():
-    values = tensors((17, 5), torch.bfloat16)
-    check_registration(torch.ops.llmctl.sum_of_squares.default, (values,))
 
 
 def test_mismatched_arguments_are_refused():

@@ -1,8 +1,4 @@
-"""Detection of broken packages: an unrelated apex, and packages that fail when used. Torch-free.
-
-Nothing is imported into this process, because a package for another torch or CUDA can crash the process. Installed
-packages are tried in a separate process.
-"""
+"""Trial of a package in a separate process, which a package for another torch or CUDA can crash. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,10 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 LIMIT_S = 120.0
 """Limit of one trial: importing torch from a busy file system takes tens of seconds."""
@@ -25,26 +18,6 @@ _DONE = 86
 """Exit code of a completed trial. A package may itself exit with code 0."""
 _MOST_READ = 1 << 16
 """Bytes of a trial's output that are read, from the end."""
-
-
-def unrelated_apex(search_path: Sequence[str] | None = None) -> str | None:
-    """Warning if the installed ``apex`` is not NVIDIA's, or None.
-
-    ``pip install apex`` installs a toolkit for the Pyramid web framework, whose last version is 0.9.10dev. NVIDIA's
-    apex is not on the index (https://github.com/NVIDIA/apex, "Installation"). Only NVIDIA's has the folder
-    ``apex/optimizers``, so neither package has to be imported.
-
-    Args:
-        search_path: folders to search instead of sys.path.
-    """
-    found = PathFinder.find_spec("apex", None if search_path is None else list(search_path))
-    folders = list(found.submodule_search_locations or ()) if found is not None else []
-    if not folders or any((Path(folder) / "optimizers").is_dir() for folder in folders):
-        return None
-    return _on_one_line(
-        f"the package apex in {Path(folders[0]).parent} is not NVIDIA's but a web toolkit of the same name; remove it: "
-        "python -m pip uninstall apex (llmctl does not need apex; NVIDIA's apex is installed from source only)"
-    )
 
 
 def use_problem(program: str, limit_s: float = LIMIT_S) -> str | None:

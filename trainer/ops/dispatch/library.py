@@ -1,4 +1,4 @@
-"""The native library: found in the cache or built, loaded, and registered with torch."""
+"""The native library: found in the cache or built, and loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from trainer.ops.build.build import Compiler, compile_library, find_compiler, li
 from trainer.ops.build.build_cache import LIMIT_S, BuildCache
 from trainer.ops.build.build_lock import mark_in_use
 from trainer.ops.build.build_settings import BuildError, BuildSettings, LineReport
-from trainer.ops.dispatch.registry import register_operations
 
 LEVELS = ("portable", "x86-64-v3", "x86-64-v4", "x86-64-v4 with AVX512_BF16")
 """Instruction sets of CPU kernels, indexed by llmctl_cpu_level()."""
@@ -71,8 +70,6 @@ def load_library(path: Path) -> Library:
     built_from = handle.llmctl_kernels_abi().decode()
     if built_from != sources_key():
         raise OSError(f"{used} was built from other sources ({built_from}, not {sources_key()})")
-    if loaded is None:
-        register_operations()
     return Library(Path(used), LEVELS[handle.llmctl_cpu_level()])
 
 

@@ -21,14 +21,6 @@ OPERATIONS: tuple[Operation[Any], ...] = tuple(
 """All operations, in the order of reports."""
 
 
-def register_operations() -> None:
-    """Register the ops of the loaded library with torch."""
-    # Some operations share a register function.
-    for register in {operation.register: None for operation in OPERATIONS}:
-        if register is not None:
-            register()
-
-
 class Kernels:
     """One function per operation: ``kernels[RMS_NORM](hidden, weight, epsilon)``. Immutable."""
 

@@ -18,7 +18,6 @@ from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_settings import BuildError, outcome_of
 from trainer.ops.build.nvcc import find_nvcc
 from trainer.ops.build.nvrtc import find_nvrtc
-from trainer.ops.build.packages import unrelated_apex
 from trainer.ops.dispatch.library import LEVELS, Library, load_built
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.selection import choose_kernels, implementation_problem, name_of
@@ -76,8 +75,6 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     options = parser.parse_args(arguments)
     library = _library(settings)
     parts, rows = _parts(settings, library), list(_rows(settings))
-    apex = unrelated_apex()
-    notes = [] if apex is None else [apex]
     if options.json:
         document = {
             "python": sys.executable,
@@ -85,7 +82,6 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
             "machine": platform.machine(),
             "parts": [asdict(part) for part in parts],
             "operations": [asdict(row) for row in rows],
-            "notes": notes,
         }
         print(json.dumps(document, indent=1))
         return 0
@@ -93,8 +89,6 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
         print(f"{'ok' if part.found else 'missing':8} {part.name:9} {part.detail}")
     for device in dict.fromkeys(row.device for row in rows):
         print(f"\n{_table([row for row in rows if row.device == device])}")
-    for note in notes:
-        print(f"\n{note}")
     return 0
 
 

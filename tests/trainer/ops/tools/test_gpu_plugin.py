@@ -25,7 +25,7 @@ from tests.trainer.ops import (
     test_tensor_lists,
 )
 from tests.trainer.ops.cuda.cuda_emulation.emulation import EmulatedCuda
-from tests.trainer.ops.op_checks import mapped, run, tensors_of
+from tests.trainer.ops.op_checks import run, tensors_of
 from tests.waiting import HANG_S
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.operation import Operation
@@ -55,13 +55,10 @@ _PLUGINS = ("-p", "tests.trainer.ops.cuda.cuda_emulation.ops_plugin", "-p", "tes
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_arguments_are_made_where_tests_run_and_kernels_run_there(operation: Operation[Any]) -> None:
+def test_arguments_are_made_where_tests_run(operation: Operation[Any]) -> None:
     """torch's meta device replaces the GPU."""
     with torch.device("meta"):
-        given = ARGUMENTS[operation.name]()
-        assert all(value.is_meta for value in tensors_of(given))
-        results = operation.implementations["native"].function(*mapped(torch.clone, given))
-    assert all(value.is_meta for value in tensors_of(results))
+        assert all(value.is_meta for value in tensors_of(ARGUMENTS[operation.name]()))
 
 
 def test_arguments_that_are_made_elsewhere_are_refused() -> None:

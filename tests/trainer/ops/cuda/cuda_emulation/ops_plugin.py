@@ -6,8 +6,8 @@ The plugin loads csrc's CUDA ops as torch.ops.llmctl before any test loads the l
 The kernels for CPUs are stubs with one instruction-set level. Every test runs threads and blocks in another order than
 the test before.
 
-The plugin deselects tests without a GPU part, which the CPU run covers: schemas, fakes and autograd formulas (opcheck,
-finite differences, torch.compile), rejected arguments, and tests marked ``cpu_only``.
+The plugin deselects tests without a GPU part, which the CPU run covers: autograd formulas (finite differences),
+rejected arguments, and tests marked ``cpu_only``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.ops.dispatch.library import load_library
 
 # Parts of test names.
 _WITHOUT_A_GPU = (
-    *("finite_differences", "test_gradients", "registration", "torch_knows", "compiles", "refused"),
+    *("finite_differences", "test_gradients", "refused"),
     *("real_ranks", "reference_torch_is_right", "errors_of_torch"),
 )
 
