@@ -80,6 +80,7 @@ _TUNABLE_KEYS = (
     "rotary_base_local",
     "rope_scaling",
     "norm_epsilon",
+    "latent_norm_epsilon",
     "moe_expert_capacity_factor",
     "moe_token_drop_policy",
 )

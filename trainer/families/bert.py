@@ -112,6 +112,11 @@ def _correct(whole: str, masked_only: str, keys: Mapping[str, Any], stored: Coll
 
 
 _ABSENT: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "vocab_size": 30522,
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
@@ -122,6 +127,14 @@ _ABSENT: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "type_vocab_size": 2,
 }
+_ABSENT_MEGATRON = {
+    **_ABSENT,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "vocab_size": 29056,
+}
 _POOLER = ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
 _WITHOUT_EFFECT = dict.fromkeys(
     ("directionality", *(f"pooler_{what}" for what in _POOLER)),
@@ -129,7 +142,9 @@ _WITHOUT_EFFECT = dict.fromkeys(
 )
 
 
-def _family(name: str, model_type: str, prefix: str, placement: str, norms: Mapping[str, str]) -> Family:
+def _family(
+    name: str, model_type: str, prefix: str, placement: str, norms: Mapping[str, str], absent: Mapping[str, Any]
+) -> Family:
     whole, masked_only, bare = (f"{prefix}{what}" for what in ("ForPreTraining", "ForMaskedLM", "Model"))
     return Family(
         name=name,
@@ -146,7 +161,7 @@ def _family(name: str, model_type: str, prefix: str, placement: str, norms: Mapp
             "intermediate_size": 48,
             "max_position_embeddings": 64,
         },
-        absent=_ABSENT,
+        absent=absent,
         without_effect=_WITHOUT_EFFECT,
         other_architectures=(masked_only, bare),
         base_prefix="bert.",
@@ -158,5 +173,5 @@ def _family(name: str, model_type: str, prefix: str, placement: str, norms: Mapp
     )
 
 
-BERT = _family("BERT", "bert", "Bert", "post", _BERT)
-MEGATRON_BERT = _family("Megatron-LM BERT", "megatron-bert", "MegatronBert", "pre", _MEGATRON)
+BERT = _family("BERT", "bert", "Bert", "post", _BERT, _ABSENT)
+MEGATRON_BERT = _family("Megatron-LM BERT", "megatron-bert", "MegatronBert", "pre", _MEGATRON, _ABSENT_MEGATRON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,12 +73,39 @@ def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
     named = keys.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise FamilyError(f"{where}: architectures is {named!r}; use a list of names")
-    known = (found.architecture, *found.other_architectures)
+    bare = re.sub(r"For(CausalLM|ConditionalGeneration|PreTraining)$|LMHeadModel$", "Model", found.architecture)
+    known = (found.architecture, *found.other_architectures, bare)
     if named and not set(named) & set(known):
         raise FamilyError(
             f"{where}: architecture {named[0]} is not supported; {found.name} is read as {' or '.join(known)}"
         )
     return found
+
+
+def text_part(keys: Mapping[str, Any], where: str) -> tuple[Family | None, dict[str, Any]]:
+    """The family whose model a config.json holds beside other parts, and the keys of this model.
+
+    None and the keys themselves for a file of one model.
+
+    Raises:
+        FamilyError: the file has no keys of the text model.
+    """
+    wrappers = {family.wrapped_in: family for family in FAMILIES if family.wrapped_in}
+    found = wrappers.get(str(keys.get("model_type")))
+    if found is None:
+        return None, dict(keys)
+    text = keys.get("text_config")
+    if not isinstance(text, dict):
+        raise FamilyError(f"{where}: has no text_config, which holds the keys of the text model")
+    outer = {key: keys[key] for key in _OF_THE_WHOLE if key in keys}
+    return found, {**outer, "model_type": found.model_type, **text, "architectures": [found.architecture]}
+
+
+# Keys beside text_config that belong to the text model too.
+_OF_THE_WHOLE = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "dtype", "torch_dtype"),
+    "transformers_version",
+)
 
 
 def read_model(keys: Mapping[str, Any], where: str) -> tuple[Family, ModelConfig]:
@@ -86,6 +114,7 @@ def read_model(keys: Mapping[str, Any], where: str) -> tuple[Family, ModelConfig
     Raises:
         FamilyError: unknown family, or a key whose meaning is unknown.
     """
+    _, keys = text_part(keys, where)
     family = family_of_config(keys, where)
     return family, _read(family, keys, where)
 
@@ -203,6 +232,9 @@ def _essence(model: ModelConfig) -> dict[str, Any]:
         "moe_ffn_hidden_size": model.expert_ffn_size if model.num_experts else None,
         "moe_layer_freq": [model.is_moe_layer(layer) for layer in layers],
         "decoder_num_layers": model.num_decoder_layers,
+        "latent_norm_epsilon": (model.latent_norm_epsilon or model.norm_epsilon)
+        if model.multi_latent_attention
+        else None,
         "window_layers": [model.window_of(layer) for layer in layers],
     }
     return {**keys, **resolved}

@@ -29,11 +29,14 @@ _PREDICTION = (
     ("merge", "eh_proj"),
     ("final_norm", "shared_head.norm"),
 )
+# Of the norms of latents in transformers and in DeepSeek's own code, whatever the file says.
+_LATENT_EPSILON = 1e-6
 _GREEDY, _GROUPS = "greedy", "group_limited_greedy"
 
 
 _ABSENT: Mapping[str, Any] = {
     **ABSENT,
+    "vocab_size": 102400,
     "first_k_dense_replace": 0,
     "kv_lora_rank": 512,
     "moe_intermediate_size": 1407,
@@ -63,8 +66,6 @@ def _read_shared(hub: HubConfig) -> dict[str, Any]:
     hub.only("hidden_act", *SILU)
     for key, value in (("attention_bias", False), ("mlp_bias", False), ("moe_layer_freq", 1)):
         hub.only(key, value)
-    # transformers gives the norms of the latents this epsilon, whatever the file says.
-    hub.only("rms_norm_eps", 1e-6)
     hub.only("num_key_value_heads", hub.need("num_attention_heads"))
     shape = {**read_shape(hub), **read_rope(hub)}
     first, layers = hub.take("first_k_dense_replace"), range(shape["num_layers"])
@@ -81,6 +82,7 @@ def _read_shared(hub: HubConfig) -> dict[str, Any]:
         "qk_head_dim": hub.take("qk_nope_head_dim"),
         "qk_pos_emb_head_dim": hub.take("qk_rope_head_dim"),
         "v_head_dim": hub.take("v_head_dim"),
+        "latent_norm_epsilon": None if shape["norm_epsilon"] == _LATENT_EPSILON else _LATENT_EPSILON,
         "num_experts": hub.take("n_routed_experts"),
         "moe_layer_freq": layer_pattern([layer >= first for layer in layers]),
         "moe_ffn_hidden_size": expert_width,
@@ -295,6 +297,11 @@ DEEPSEEK_V3 = Family(
     tiny={**_TINY, "num_nextn_predict_layers": 0},
     absent={
         **_ABSENT,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_attention_heads": 128,
+        "num_hidden_layers": 61,
+        "vocab_size": 129280,
         "first_k_dense_replace": 3,
         "max_position_embeddings": 4096,
         "moe_intermediate_size": 2048,

@@ -25,6 +25,11 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 ABSENT: Mapping[str, Any] = {
     **LLAMA_ABSENT,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "vocab_size": 256000,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
     "head_dim": 256,

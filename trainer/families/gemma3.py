@@ -49,8 +49,18 @@ GEMMA3 = Family(
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     },
+    wrapped_in="gemma3",
+    wrapped_names={
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+        "lm_head.": "lm_head.",
+        **dict.fromkeys(("vision_tower.", "multi_modal_projector."), ""),
+        **dict.fromkeys(("model.vision_tower.", "model.multi_modal_projector."), ""),
+    },
     absent={
         **ABSENT,
+        "vocab_size": 262208,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
         "max_position_embeddings": 131072,

@@ -111,6 +111,10 @@ GPT2 = Family(
     ignored_tensors=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),
     notes=dropout_notes,
     absent={
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "vocab_size": 50257,
         "activation_function": "gelu_new",
         "attn_pdrop": 0.1,
         "initializer_range": 0.02,

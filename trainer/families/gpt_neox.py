@@ -100,7 +100,16 @@ GPT_NEOX = Family(
     },
     base_prefix="gpt_neox.",
     word_table_copies=("embed_out.weight",),
+    without_effect=dict.fromkeys(
+        ("attention_probs_dropout_prob", "hidden_dropout_prob"),
+        "is not read by the class of transformers, which reads attention_dropout and hidden_dropout",
+    ),
     absent={
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 44,
+        "vocab_size": 50432,
         "attention_bias": True,
         "attention_dropout": 0.0,
         "hidden_act": "gelu",

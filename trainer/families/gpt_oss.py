@@ -94,6 +94,11 @@ GPT_OSS = Family(
     },
     absent={
         **ABSENT,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 36,
+        "vocab_size": 201088,
         "attention_bias": True,
         "head_dim": 64,
         "layer_types": None,

@@ -21,6 +21,11 @@ SILU = ("silu", "swish")
 """Two names of one activation."""
 
 ABSENT: Mapping[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
     "attention_bias": False,
     "attention_dropout": 0.0,
     "head_dim": None,
@@ -124,6 +129,7 @@ def dense_weights(model: ModelConfig) -> Iterator[Weight]:
 def _read(hub: HubConfig) -> dict[str, Any]:
     hub.only("hidden_act", *SILU)
     hub.only("mlp_bias", False)
+    hub.only("rope_interleaved", False)
     biased = hub.take("attention_bias")
     return {**read_shape(hub), **read_rope(hub), "add_qkv_bias": biased, "add_attention_output_bias": biased}
 
@@ -169,4 +175,9 @@ LLAMA = Family(
         },
     },
     absent=ABSENT,
+    without_effect={
+        "is_llama_config": "is written by nanotron, the program that trained SmolLM",
+        "max_sequence_length": "is not read by the class of transformers, which reads max_position_embeddings",
+    },
+    other_architectures=("LLaMAForCausalLM",),
 )

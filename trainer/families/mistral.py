@@ -36,5 +36,11 @@ MISTRAL = Family(
     write_config=_write,
     weights=dense_weights,
     tiny={**TINY, "sliding_window": 5, "head_dim": 8},
-    absent={**ABSENT, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    absent={
+        **ABSENT,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
 )

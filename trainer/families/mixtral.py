@@ -64,6 +64,7 @@ MIXTRAL = Family(
     tiny={**TINY, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 4},
     absent={
         **ABSENT,
+        "intermediate_size": 14336,
         "max_position_embeddings": 131072,
         "num_experts_per_tok": 2,
         "num_key_value_heads": 8,

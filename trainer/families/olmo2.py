@@ -54,5 +54,5 @@ OLMO2 = Family(
     write_config=_write,
     weights=_weights,
     tiny=TINY,
-    absent={**ABSENT, "rms_norm_eps": 1e-5},
+    absent={**ABSENT, "rms_norm_eps": 1e-5, "vocab_size": 50304},
 )

@@ -114,6 +114,11 @@ OPT = Family(
         "do_layer_norm_before": False,
     },
     absent={
+        "ffn_dim": 3072,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "vocab_size": 50272,
         "_remove_final_layer_norm": False,
         "activation_function": "relu",
         "attention_dropout": 0.0,

@@ -100,6 +100,11 @@ PHI = Family(
     },
     notes=dropout_notes,
     absent={
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 24,
+        "vocab_size": 51200,
         "attention_dropout": 0.0,
         "hidden_act": "gelu_new",
         "initializer_range": 0.02,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ABSENT: Mapping[str, Any] = {
     **LLAMA_ABSENT,
+    "intermediate_size": 22016,
+    "vocab_size": 151936,
     "layer_types": None,
     "max_position_embeddings": 32768,
     "max_window_layers": 28,

@@ -85,6 +85,11 @@ QWEN3_MOE = Family(
     },
     absent={
         **ABSENT,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 24,
+        "vocab_size": 151936,
         "decoder_sparse_step": 1,
         "max_position_embeddings": 32768,
         "mlp_only_layers": None,
@@ -97,6 +102,12 @@ QWEN3_MOE = Family(
         "sliding_window": 4096,
         "use_sliding_window": False,
     },
-    without_effect={key: "is not read by the class of transformers" for key in ("layer_types", "max_window_layers")},
+    without_effect=dict.fromkeys(
+        (
+            *("layer_types", "max_window_layers", "moe_layer_freq", "qkv_bias", "shared_expert_intermediate_size"),
+            "use_qk_norm",
+        ),
+        "is not read by the class of transformers; the tensors would show another model",
+    ),
     aliases={"num_experts": "num_local_experts"},
 )

@@ -148,6 +148,12 @@ T5 = Family(
         "tie_word_embeddings": False,
     },
     absent={
+        "d_ff": 2048,
+        "d_kv": 64,
+        "d_model": 512,
+        "num_heads": 8,
+        "num_layers": 6,
+        "vocab_size": 32128,
         "dropout_rate": 0.1,
         "feed_forward_proj": "relu",
         "is_decoder": False,
@@ -175,6 +181,7 @@ T5 = Family(
     taken_for={"lm_head.weight": "shared.weight"},
     base_prefix="",
     auto_class="AutoModelForSeq2SeqLM",
+    other_architectures=("T5WithLMHeadModel",),
     word_table_copies=("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
     # A table in old files that no model has read.
     token_ids=_token_ids,

@@ -76,6 +76,17 @@ class HubFolder(PublishedModel):
         """See PublishedModel."""
         return [entry.name for entry in self.files]
 
+    @property
+    def notes(self) -> list[str]:
+        """See PublishedModel; and one sentence on other parts of the files."""
+        found = super().notes
+        if self.wrapped_in is not None:
+            found.append(
+                f"{self.path}: holds {self.wrapped_in.name} and a part for images, of which "
+                f"{self._num_of_other_parts} tensors are left out; the text model alone is read and exported"
+            )
+        return found
+
     def write_side_files(self, target: Path) -> None:
         """Copy the files except weights.
 
@@ -119,12 +130,16 @@ class HubFolder(PublishedModel):
     def _read_headers(self) -> dict[str, StoredAs]:
         stored: dict[str, StoredAs] = {}
         self._stored_names: dict[str, str] = {}
+        self._num_of_other_parts = 0
         index, places = self._index()
         for file in sorted(set(places.values())) if index else [self._single()]:
             try:
                 opened = self._open(file)
                 for name in opened.keys():  # noqa: SIM118  a safe_open is not a mapping
-                    current = _current_name(name)
+                    current = self._current_name(name)
+                    if current is None:
+                        self._num_of_other_parts += 1
+                        continue
                     stored[current] = StoredAs(file, *_header(opened, name))
                     self._stored_names[current] = name
             except FileNotFoundError:
@@ -133,10 +148,21 @@ class HubFolder(PublishedModel):
                 ) from None
             except (OSError, SafetensorError) as error:
                 raise HubError(f"{self.path / file}: is cut or damaged: {error}") from None
-        absent = next((name for name in places if _current_name(name) not in stored), None)
+        wanted = {name: self._current_name(name) for name in places}
+        absent = next((name for name, current in wanted.items() if current and current not in stored), None)
         if absent is not None:
             raise HubError(f"{self.path / places[absent]}: has no tensor {absent}, which {index} places there")
         return stored
+
+    def _current_name(self, name: str) -> str | None:
+        """Name of a stored tensor as readers know it; None for one of another part of the files, such as vision."""
+        for old, current in _OLD_NAMES.items():
+            if name.endswith(old):
+                return name.removesuffix(old) + current
+        for old, current in self.wrapped_in.wrapped_names.items() if self.wrapped_in else ():
+            if name.startswith(old):
+                return current + name.removeprefix(old) if current else None
+        return name
 
     def _single(self) -> str:
         only_torch = not (self.path / SINGLE).is_file() and (self.path / _TORCH_SINGLE).is_file()
@@ -162,13 +188,6 @@ class HubFolder(PublishedModel):
         ):
             raise HubError(f"{self.path / index}: has no weight_map of files in this folder")
         return index, weight_map
-
-
-def _current_name(name: str) -> str:
-    for old, current in _OLD_NAMES.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + current
-    return name
 
 
 def _header(opened: Any, name: str) -> tuple[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.families.catalogue import family_of_config, read_model
+from trainer.families.catalogue import family_of_config, read_model, text_part
 from trainer.families.format.family import Family, Weight, weight
 from trainer.families.format.forms import ByExpert, ExpertMatrices
 from trainer.hub.errors import HubError
@@ -70,6 +70,8 @@ class PublishedModel(ExitStack):
         """
         super().__init__()
         self.path = path
+        self.wrapped_in, keys = text_part(keys, where)
+        """The family, if the files hold its model beside other parts."""
         self.keys = keys
         self.where = where
         self.family = family_of_config(keys, where)

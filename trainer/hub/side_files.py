@@ -8,6 +8,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from trainer.families.catalogue import text_part
+from trainer.families.format.errors import FamilyError
 from trainer.hub.errors import HubError
 
 SIDE_FOLDER = "hugging_face"
@@ -59,11 +61,12 @@ def largest_vocabulary(folder: Path) -> tuple[Path, int] | None:
 
 
 def side_config(checkpoint: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The side folder of a checkpoint, and the config.json in it; None and no keys if there is none."""
+    """The side folder of a checkpoint, and the model's keys of its config.json; None and no keys if there is none."""
     folder = checkpoint.parent / SIDE_FOLDER
     try:
-        return folder, dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return folder, text_part(keys, str(folder))[1]
+    except (OSError, ValueError, AttributeError, FamilyError):
         return None, {}
 
 

@@ -20,7 +20,7 @@ def check_latent_attention(config: TrainConfig) -> None:
         ConfigError: names the key.
     """
     model = config.model
-    for name in ("q_lora_rank", *_NEEDED):
+    for name in ("q_lora_rank", "latent_norm_epsilon", *_NEEDED):
         has_key = getattr(model, name) is not None
         if has_key and not model.multi_latent_attention:
             raise ConfigError(f"model.{name}", "needs multi_latent_attention; switch that on, or leave this key out")

@@ -57,7 +57,10 @@ RELATIONS = (
     Relation("attention_checks:check_query_key_norm", ("model.qk_layernorm_scope",)),
     Relation(
         "attention_checks:check_latent_attention",
-        ("model.multi_latent_attention", "model.q_lora_rank", "model.kv_lora_rank", "model.qk_*", "model.v_head_dim"),
+        (
+            *("model.multi_latent_attention", "model.q_lora_rank", "model.kv_lora_rank", "model.qk_*"),
+            *("model.v_head_dim", "model.latent_norm_epsilon"),
+        ),
     ),
     Relation("rope:check_rope", ("model.position_embedding_type", "model.rope_scaling", "model.rotary_*")),
     Relation("expert_checks:check_experts", ("model.num_experts", "model.moe_*")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from trainer.conversion import file_plan
 from trainer.conversion.verify import verify_export
 from trainer.families.bert import BERT
 from trainer.families.format.family import Family
+from trainer.families.gemma3 import GEMMA3
 from trainer.families.llama import LLAMA
 from trainer.families.mixtral import MIXTRAL
 from trainer.families.qwen3 import QWEN3
@@ -229,6 +231,58 @@ def test_a_t5_that_transformers_itself_has_built_is_read(tmp_path, capsys) -> No
     assert "holds no lm_head.weight, and transformers takes shared.weight in its place" in capsys.readouterr().err
     assert verify_export(checkpoint, tmp_path / "hub").is_good
     assert command.main(["export", str(tmp_path / "native"), "--output", str(tmp_path / "again")]) == 0
+
+
+@pytest.fixture(scope="module")
+def whole_gemma(tmp_path_factory) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """A tiny Gemma 3 with its part for images as transformers saves it, token ids, and their logits."""
+    import transformers
+
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(
+        text_config={"model_type": "gemma3_text", **GEMMA3.tiny, "vocab_size": 128},
+        vision_config={"model_type": "siglip_vision_model", **vision},
+        mm_tokens_per_image=4,
+        image_token_index=120,
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(3)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    folder: Path = tmp_path_factory.mktemp("gemma") / "hub"
+    model.save_pretrained(folder)
+    tokens = torch.arange(2, 34)[None]
+    with torch.no_grad():
+        return folder, tokens, model(tokens).logits
+
+
+@pytest.mark.parametrize("form", ["of now", "as published"])
+def test_the_text_model_of_gemma_3_is_read_alone(whole_gemma, tmp_path, capsys, form: str) -> None:
+    import transformers
+
+    saved_as, tokens, expected = whole_gemma
+    folder = Path(shutil.copytree(saved_as, tmp_path / "hub"))
+    weights = load_file(folder / SINGLE)
+    if form == "as published":
+        olds = {"model.language_model.": "language_model.model.", "model.vision": "vision", "model.multi": "multi"}
+        for new, old in olds.items():
+            weights = {name.replace(new, old): tensor for name, tensor in weights.items()}
+        keys = keys_of(folder)
+        # The file of google/gemma-3-4b-it has few keys of the text model; the class has the others.
+        keys["text_config"].pop("attention_bias")
+        (folder / "config.json").write_text(json.dumps(keys))
+    save_file(weights, folder / SINGLE, {"format": "pt"})
+    others = sum("vision" in name or "multi_modal" in name for name in weights)
+    assert others > 10
+    checkpoint = imported(folder, tmp_path)
+    assert f"a part for images, of which {others} tensors are left out" in capsys.readouterr().err
+    assert verify_export(checkpoint, saved_as).is_good
+    assert command.main(["export", str(tmp_path / "native"), "--output", str(tmp_path / "again")]) == 0
+    exported = keys_of(tmp_path / "again")
+    assert exported["model_type"] == "gemma3_text" and not {"text_config", "vision_config"} & exported.keys()
+    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
+    with torch.no_grad():
+        assert (alone(tokens).logits - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 WRONG = {"num_hidden_layers": ["five", -1, 1e9, 10**9], "hidden_size": [90.5], "architectures": ["LlamaForCausalLM"]}

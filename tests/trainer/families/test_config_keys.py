@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -32,6 +33,11 @@ UNLISTED = {"rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct
 }
 
 
+_SIZES = (
+    r"^((vocab|hidden|intermediate)_size|num_(hidden_)?layers|num_(attention_)?heads|n_(embd|layer|head))$|^d_|^ffn_"
+)
+
+
 def model_of(family: Family, **changes: Any) -> dict[str, Any]:
     """The model section of the family's tiny file with these changes."""
     keys = {"model_type": family.model_type, **family.tiny, **changes}
@@ -39,8 +45,8 @@ def model_of(family: Family, **changes: Any) -> dict[str, Any]:
 
 
 def sizes_of(family: Family) -> dict[str, Any]:
-    """The keys without which a file is refused; DeepSeek-V3's class has 128 heads for keys and values."""
-    needed = {key for key in family.tiny if key not in family.absent}
+    """The sizes of the tiny file; DeepSeek-V3's class has 128 heads for keys and values."""
+    needed = {key for key in family.tiny if re.search(_SIZES, key)}
     needed |= {"deepseek_v2": {"num_experts_per_tok"}, "deepseek_v3": {"num_key_value_heads"}}.get(
         family.model_type, set()
     )
@@ -54,6 +60,11 @@ def test_an_absent_key_means_what_the_class_of_transformers_means(family: Family
     for keys in (config.to_dict(), config.to_diff_dict()):
         keys["architectures"] = [family.architecture]
         assert read_model(keys, "config.json")[1] == fewest
+    whole = transformers.AutoConfig.for_model(family.model_type).to_dict()
+    if family.model_type == "deepseek_v2":  # its class has no number
+        whole["num_experts_per_tok"] = 6
+    kept = {key: whole[key] for key in ("model_type", "num_experts_per_tok") if key in whole}
+    assert read_model(kept, "config.json")[1] == read_model(whole, "config.json")[1]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -112,6 +123,13 @@ def test_an_absent_key_and_a_null_one_may_differ() -> None:
     assert model_of(MISTRAL, sliding_window=...)["window_size"] == 4096
     assert model_of(MISTRAL, sliding_window=None)["window_size"] is None
     assert model_of(LLAMA, attention_bias=None)["add_qkv_bias"] is False
+
+
+def test_norms_of_latents_keep_their_epsilon() -> None:
+    """As in Moonlight: transformers gives it to no other norm than those of whole vectors."""
+    found = model_of(DEEPSEEK_V3, rms_norm_eps=1e-5)
+    assert (found["norm_epsilon"], found["latent_norm_epsilon"]) == (1e-5, 1e-6)
+    assert model_of(DEEPSEEK_V3, rms_norm_eps=1e-6)["latent_norm_epsilon"] is None
 
 
 def test_other_names_of_a_key_are_read() -> None:

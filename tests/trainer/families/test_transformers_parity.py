@@ -33,6 +33,8 @@ VARIANTS = [
         for family in ONE_HEAD
         for changes in {
             "llama": [{"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": None}],
+            # Moonlight's, but larger: the norms of latents keep their own.
+            "deepseek_v3": [{"rms_norm_eps": 1e-2}],
             "opt": [{"do_layer_norm_before": True, "word_embed_proj_dim": 32}],
             "gpt_neox": [{"use_parallel_residual": False, "hidden_act": "gelu_new"}],
             # The first T5: no gates, the word table as output table, stacks of equal depth.

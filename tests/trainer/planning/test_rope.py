@@ -96,6 +96,7 @@ def test_refused_scaling(scaling: dict[str, Any], said: str) -> None:
             {"normalization": "RMSNorm"},
         ),
         ({"v_head_dim": 4}, "v_head_dim", "needs multi_latent_attention", LATENT),
+        ({"latent_norm_epsilon": 1e-6}, "latent_norm_epsilon", "needs multi_latent_attention", LATENT),
         ({**LATENT, "kv_lora_rank": None}, "kv_lora_rank", "multi_latent_attention needs it", {"kv_lora_rank": 8}),
         ({**LATENT, "qk_pos_emb_head_dim": 3}, "qk_pos_emb_head_dim", "use 4", {"qk_pos_emb_head_dim": 4}),
         ({**LATENT, "num_query_groups": 2}, "num_query_groups", "leave it out", {"num_query_groups": None}),

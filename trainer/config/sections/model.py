@@ -106,6 +106,8 @@ class ModelConfig(Section):
     qk_pos_emb_head_dim: PositiveInt | None = None
     """With multi_latent_attention: rotated channels of a query head; their key is one for all heads."""
     v_head_dim: PositiveInt | None = None
+    latent_norm_epsilon: PositiveFloat | None = None
+    """With multi_latent_attention: epsilon of the norms of the low-rank products. Unset: norm_epsilon."""
     mtp_num_layers: NonNegativeInt = 0
     """Prediction layers after the last one, each of which predicts one token more (multi-token prediction,
     DeepSeek-V3)."""

@@ -87,6 +87,8 @@ class Family:
         without_effect: keys that change no logit in this family alone -> the reason.
         aliases: other name of a key, which transformers reads too -> the key.
         taken_for: Hugging Face name that files may lack -> the tensor that transformers takes in its place.
+        wrapped_in: ``model_type`` of files that hold the family as ``text_config``, beside other parts.
+        wrapped_names: first part of a tensor's name in such files -> the one here; empty for tensors of other parts.
         token_ids: config.json -> the keys about tokens that readers need, also where the file lacks them.
     """
 
@@ -111,4 +113,6 @@ class Family:
     without_effect: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     taken_for: Mapping[str, str] = field(default_factory=dict)
+    wrapped_in: str = ""
+    wrapped_names: Mapping[str, str] = field(default_factory=dict)
     token_ids: Callable[[Mapping[str, Any]], Mapping[str, int]] = _no_token_ids

@@ -162,4 +162,5 @@ class _Products:
     def norm(self, name: str, width: int) -> Norm:
         """The norm of a latent; its input is a sequence shard as that of the layers' norms."""
         model = self._model
-        return Norm(model.normalization, width, model.norm_epsilon, self._builder.under(name))
+        epsilon = model.latent_norm_epsilon or model.norm_epsilon
+        return Norm(model.normalization, width, epsilon, self._builder.under(name))

@@ -59,6 +59,7 @@ def hub_names(tensors: Tensors) -> Tensors:
         ({"q_lora_rank": None}, None),
         ({"rotary_interleaved": False}, None),
         ({"v_head_dim": 13}, None),
+        ({"norm_epsilon": 0.1, "latent_norm_epsilon": 1e-6}, None),
         ({}, YARN),
         ({}, {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}),
         ({}, {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4}),
