@@ -18,7 +18,7 @@ from llmctl.submit.decide import decide_job
 from llmctl.submit.job import ConfigFile, Flag, Job, PathCheck, Problem, SubmitArguments, SubmitPlan
 from llmctl.submit.origins import Origin, Resolved
 from llmctl.submit.render import render
-from llmctl.submit.resolve import job_section, job_spec, parse_settings, resolve
+from llmctl.submit.resolve import job_section, job_spec, names_start, parse_settings, resolve
 from llmctl.transport.file_writes import PathFacts
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     if not arguments.command:
         from llmctl.submit.config_file import training_config
 
+        if names_start(resolved.values):
+            from llmctl.submit.start_model import with_start_model
+
+            mounts = profile.container.mounts
+            resolved, notes = with_start_model(resolved, session.transport, mounts, dry_run=arguments.dry_run)
+            warnings += notes
         config = training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, default_name, after=arguments.after, command=arguments.command)

@@ -35,6 +35,7 @@ PATH_KEYS = frozenset(
         "data.data_cache_path",
         "checkpoint.save",
         "checkpoint.load",
+        "model.from",
         "evaluation.tasks",
         "job.code",
     }
@@ -107,6 +108,13 @@ def resolve(
         layers.add(given.key, value, Origin(given.flag, is_flag=True), context.cwd)
     source = str(config.path) if config is not None else "the command line"
     return Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
+
+
+def names_start(values: Mapping[str, Any]) -> bool:
+    """True if a config takes its model from files, by ``model.from`` or ``checkpoint.load``."""
+    model, checkpoint = values.get("model"), values.get("checkpoint")
+    shape = isinstance(model, Mapping) and model.get("from")
+    return bool(shape or (isinstance(checkpoint, Mapping) and checkpoint.get("load")))
 
 
 def job_section(resolved: Resolved) -> "JobConfig":

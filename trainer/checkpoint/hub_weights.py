@@ -15,7 +15,7 @@ from trainer.hub.errors import HubError
 from trainer.hub.folder import HubFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
     from pathlib import Path
 
     from trainer.checkpoint.regions import Region
@@ -27,7 +27,7 @@ def read_hub_folder(
     path: Path,
     expected: ModelConfig,
     model: ParallelModel,
-    may_differ: Sequence[str] = (),
+    may_differ: Collection[str] = (),
     *,
     may_lack_heads: bool = False,
 ) -> None:
@@ -56,7 +56,7 @@ def read_hub_folder(
 
 
 def check_same_family_model(
-    path: Path, found: ModelConfig, expected: ModelConfig, may_differ: Sequence[str] = ()
+    path: Path, found: ModelConfig, expected: ModelConfig, may_differ: Collection[str] = ()
 ) -> None:
     """Check that a published model is the one that the config describes, except for the keys ``may_differ``.
 

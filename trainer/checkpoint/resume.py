@@ -27,6 +27,7 @@ from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
 from trainer.config.sections.model import ModelConfig
 from trainer.distributed.collectives import any_rank, first_text, from_first_rank, max_over_ranks
+from trainer.families.catalogue import TUNABLE
 from trainer.hub.folder import is_hub_folder
 from trainer.hub.side_files import SIDE_FOLDER, copy_side_files
 from trainer.process.failure import PeerFailedError
@@ -73,16 +74,6 @@ _ARCHITECTURE_KEYS = (
     "moe_router_num_groups",
     "moe_router_group_topk",
     "moe_router_group_score",
-)
-# Keys that further training may change, as for longer contexts.
-_TUNABLE_KEYS = (
-    "rotary_base",
-    "rotary_base_local",
-    "rope_scaling",
-    "norm_epsilon",
-    "latent_norm_epsilon",
-    "moe_expert_capacity_factor",
-    "moe_token_drop_policy",
 )
 
 
@@ -251,7 +242,7 @@ def _read_first_sound(
         problem: Exception | None = None
         try:
             if source == _HUB_FOLDER:
-                may_differ = _TUNABLE_KEYS if config.checkpoint.finetune else ()
+                may_differ = TUNABLE if config.checkpoint.finetune else ()
                 draws = config.checkpoint.draw_missing_heads
                 read_hub_folder(path, config.model, model, may_differ, may_lack_heads=draws)
             else:
@@ -317,7 +308,7 @@ def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, con
     if not stored:
         return
     if metadata.is_imported:
-        may_differ = _TUNABLE_KEYS if config.checkpoint.finetune else ()
+        may_differ = TUNABLE if config.checkpoint.finetune else ()
         check_same_family_model(checkpoint, ModelConfig(**stored), model, may_differ)
         return
     # A key that was unknown when the checkpoint was written has kept its default behaviour since.
@@ -325,9 +316,9 @@ def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, con
     stored = defaults | stored
     stored["num_query_groups"] = stored["num_query_groups"] or stored.get("num_attention_heads")
     present = {**model.model_dump(), "num_query_groups": model.query_groups}
-    for key in _ARCHITECTURE_KEYS if config.checkpoint.finetune else _ARCHITECTURE_KEYS + _TUNABLE_KEYS:
+    for key in _ARCHITECTURE_KEYS if config.checkpoint.finetune else (*_ARCHITECTURE_KEYS, *sorted(TUNABLE)):
         if key in stored and stored[key] != present[key]:
-            remedy = ", or take only the weights with checkpoint.finetune" if key in _TUNABLE_KEYS else ""
+            remedy = ", or take only the weights with checkpoint.finetune" if key in TUNABLE else ""
             raise AnotherModelError(
                 f"{checkpoint} was written with model.{key} {stored[key]}, but this run has {present[key]}, which "
                 f"makes another model of the same weights; set it to {stored[key]}{remedy}"

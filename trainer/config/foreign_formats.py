@@ -13,7 +13,7 @@ from enum import Enum
 from fnmatch import fnmatch
 
 HUB_CONFIG = "config.json"
-_NATIVE = "metadata.json"
+NATIVE_METADATA = "metadata.json"
 _TENSORS, _RANKS, _COMMON, _DCP_METADATA = "*.distcp", "mp_rank_*", "common.pt", ".metadata"
 
 
@@ -83,7 +83,7 @@ def format_of(folder: Listing) -> ForeignFormat | None:
 
 
 def _is_native(names: Collection[str]) -> bool:
-    return _NATIVE in names and not (_COMMON in names or _DCP_METADATA in names or _has(names, _TENSORS))
+    return NATIVE_METADATA in names and not (_COMMON in names or _DCP_METADATA in names or _has(names, _TENSORS))
 
 
 def _is_hub_config(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -132,6 +132,38 @@ def _read(family: Family, keys: Mapping[str, Any], where: str) -> ModelConfig:
         raise FamilyError(f"{where}: {name} is {first['input']!r}, which is not valid: {message}") from None
 
 
+def published_model(
+    keys: Mapping[str, Any], where: str, names: Callable[[], Collection[str]]
+) -> tuple[Family, dict[str, Any], ModelConfig]:
+    """Family, corrected config.json and model section of a published model.
+
+    Prediction layers (multi-token prediction) of which the files have no tensor are not part of the model, although
+    the keys may count them: transformers saves such folders.
+
+    Args:
+        keys: content of config.json, or its equivalent.
+        where: name of its place, for messages.
+        names: gives the names of the stored tensors, for a family that needs them.
+
+    Raises:
+        FamilyError: unknown family, or a key whose meaning is unknown.
+    """
+    family = family_of_config(keys, where)
+    if family.correct_config is not None:
+        keys = family.correct_config(keys, names())
+    family, model = read_model(keys, where)
+    if model.mtp_num_layers and not prediction_tensors(model, names()):
+        model = model.model_copy(update={"mtp_num_layers": 0})
+    return family, dict(keys), model
+
+
+def prediction_tensors(model: ModelConfig, names: Iterable[str]) -> set[str]:
+    """The names of tensors of prediction layers, which follow the others."""
+    layers = range(model.num_layers, model.num_layers + model.mtp_num_layers)
+    found = ((name, re.search(r"(?:^|\.)layers\.(\d+)\.", name)) for name in names)
+    return {name for name, match in found if match is not None and int(match[1]) in layers}
+
+
 def family_of_model(model: ModelConfig) -> Family:
     """The family whose config.json describes ``model`` exactly.
 
@@ -153,7 +185,7 @@ def nearest_family(model: ModelConfig) -> tuple[Family, Difference] | None:
     None if one describes the model exactly, or if none can be written for it.
     """
     versions = ((family, _as_family(family, model)) for family in FAMILIES)
-    found = [(family, _differences(version, model)) for family, version in versions if version is not None]
+    found = [(family, differences(version, model)) for family, version in versions if version is not None]
     family, different = min(found, key=lambda one: len(one[1]), default=(None, []))
     return (family, different[0]) if family is not None and different else None
 
@@ -161,7 +193,7 @@ def nearest_family(model: ModelConfig) -> tuple[Family, Difference] | None:
 def describes(family: Family, model: ModelConfig) -> bool:
     """True if the family's config.json of ``model`` reads back as the same model."""
     found = _as_family(family, model)
-    return found is not None and first_difference(found, model) is None
+    return found is not None and not differences(found, model)
 
 
 def _as_family(family: Family, model: ModelConfig) -> ModelConfig | None:
@@ -183,13 +215,27 @@ def first_difference(one: ModelConfig, other: ModelConfig) -> Difference | None:
 
     Keys that change no weight and no logit, such as dropout, may differ.
     """
-    return next(iter(_differences(one, other)), None)
+    return next(iter(differences(one, other)), None)
 
 
-def _differences(one: ModelConfig, other: ModelConfig) -> list[Difference]:
+def differences(one: ModelConfig, other: ModelConfig) -> list[Difference]:
+    """All keys by which the two model sections are not the same model, with both values."""
     ours, theirs = _essence(one), _essence(other)
     return [(key, ours[key], theirs[key]) for key in ours if ours[key] != theirs[key]]
 
+
+# Keys that further training may change, as for longer contexts.
+TUNABLE = frozenset(
+    [
+        "rotary_base",
+        "rotary_base_local",
+        "rope_scaling",
+        "norm_epsilon",
+        "latent_norm_epsilon",
+        "moe_expert_capacity_factor",
+        "moe_token_drop_policy",
+    ]
+)
 
 # Keys that change no weight and no logit.
 _TRAINING_ONLY = frozenset(

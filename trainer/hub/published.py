@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.families.catalogue import family_of_config, read_model, text_part
+from trainer.families.catalogue import family_of_config, prediction_tensors, published_model, read_model, text_part
 from trainer.families.format.family import Family, Weight, weight
 from trainer.families.format.forms import ByExpert, ExpertMatrices
 from trainer.hub.errors import HubError
@@ -72,21 +72,19 @@ class PublishedModel(ExitStack):
         self.path = path
         self.wrapped_in, keys = text_part(keys, where)
         """The family, if the files hold its model beside other parts."""
-        self.keys = keys
         self.where = where
+        self.keys = keys
+        # Before the files: an unknown family is told first.
         self.family = family_of_config(keys, where)
         self._stored = self.read_headers()
-        if self.family.correct_config is not None:
-            self.keys = dict(self.family.correct_config(keys, self._stored))
-        self.family, model = read_model(self.keys, where)
-        predicting = range(model.num_layers, model.num_layers + model.mtp_num_layers)
-        further = {name for name in self._stored if _is_of_layers(name, predicting)}
+        self.family, self.keys, self.model = published_model(keys, where, lambda: self._stored)
+        counted = read_model(self.keys, where)[1]
+        further = prediction_tensors(counted, self._stored)
         if drops_prediction_layers:
             self._stored = {name: stored for name, stored in self._stored.items() if name not in further}
-        keeps = further and not drops_prediction_layers
-        self.model = model if keeps else model.model_copy(update={"mtp_num_layers": 0})
+            self.model = self.model.model_copy(update={"mtp_num_layers": 0})
         counts = not _PREDICTION_COUNTS.isdisjoint(keys)
-        self._num_counted_only = model.mtp_num_layers if counts and not further else 0
+        self._num_counted_only = counted.mtp_num_layers if counts and not further else 0
         self.num_dropped = len(further) if drops_prediction_layers else 0
         """Number of tensors of prediction layers that are left out."""
         rules = list(self.family.weights(self.model))
@@ -321,11 +319,6 @@ def _hub_names(
     if surplus:
         raise HubError(f"{path}: holds the tensor {surplus[0]}, which a {family.name} of this shape does not have")
     return names
-
-
-def _is_of_layers(name: str, layers: range) -> bool:
-    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    return found is not None and int(found[1]) in layers
 
 
 def _is_ignored(family: Family, name: str) -> bool:

@@ -217,6 +217,11 @@ def vocabulary(config: TrainConfig, sources: Sequence[Source], tokenizer: Tokeni
         raise DataError(
             "model.vocab_size: is unset, and the data has no manifest; set model.vocab_size or data.tokenizer_model"
         )
+    if known and vocab_size < max(known) and config.checkpoint.load is not None:
+        raise DataError(
+            f"model.vocab_size: the tables of {config.checkpoint.load} have {vocab_size} rows, and the tokenizer of the "
+            f"data has {max(known)} tokens; prepare the data with the model's own tokenizer"
+        )
     if known and vocab_size < max(known):
         raise DataError(
             f"model.vocab_size: {vocab_size} is too small for the tokenizer of the data; use {max(known)}, or leave it "
