@@ -143,14 +143,14 @@ def published_model(
     Args:
         keys: content of config.json, or its equivalent.
         where: name of its place, for messages.
-        names: gives the names of the stored tensors, for a family that needs them.
+        names: gives the names of the stored tensors, for a family that needs them; none if they are not known.
 
     Raises:
         FamilyError: unknown family, or a key whose meaning is unknown.
     """
     family = family_of_config(keys, where)
-    if family.correct_config is not None:
-        keys = family.correct_config(keys, names())
+    if family.correct_config is not None and (stored := names()):
+        keys = family.correct_config(keys, stored)
     family, model = read_model(keys, where)
     if model.mtp_num_layers and not prediction_tensors(model, names()):
         model = model.model_copy(update={"mtp_num_layers": 0})

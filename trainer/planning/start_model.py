@@ -23,7 +23,7 @@ from trainer.families.format.errors import FamilyError
 FROM = "from"
 """Key of the section ``model`` that names a model to take the shape from, without its weights."""
 _ITERATION = re.compile(r"iter_\d{7,}")
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_INDEXES, _SINGLE = ("model.safetensors.index.json", "pytorch_model.bin.index.json"), "model.safetensors"
 _SIDE_FOLDER = "hugging_face"
 _TOKENIZER_FILES = (
     {"tokenizer.json"},
@@ -201,13 +201,13 @@ def read_start_model(path: str, files: Files) -> StartModel | None:
 def tensor_names(path: str, names: Collection[str], files: Files) -> Collection[str]:
     """Names of the tensors in a Hugging Face folder, from its index or the header of its single file.
 
-    Empty if the folder has neither.
+    Empty if the folder has neither, as with a single pytorch_model.bin.
 
     Raises:
         FamilyError: the index is damaged.
     """
-    if _INDEX in names:
-        where = f"{path}/{_INDEX}"
+    if index := next((name for name in _INDEXES if name in names), None):
+        where = f"{path}/{index}"
         found = _json(files.read(where) or b"", where).get("weight_map")
         return found if isinstance(found, Mapping) else {}
     size = files.read(f"{path}/{_SINGLE}", 0, 8) if _SINGLE in names else None

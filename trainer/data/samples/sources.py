@@ -219,8 +219,8 @@ def vocabulary(config: TrainConfig, sources: Sequence[Source], tokenizer: Tokeni
         )
     if known and vocab_size < max(known) and config.checkpoint.load is not None:
         raise DataError(
-            f"model.vocab_size: the tables of {config.checkpoint.load} have {vocab_size} rows, and the tokenizer of the "
-            f"data has {max(known)} tokens; prepare the data with the model's own tokenizer"
+            f"model.vocab_size: the tables of {config.checkpoint.load} have {vocab_size} rows; the "
+            f"tokenizer of the data has {max(known)} tokens; prepare the data with the model's own tokenizer"
         )
     if known and vocab_size < max(known):
         raise DataError(

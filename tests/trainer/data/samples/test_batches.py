@@ -13,6 +13,7 @@ import torch
 
 from tests.trainer.data.token_files import write
 from tests.trainer.data.training_data import by_number, config, same
+from trainer.config.sections.checkpoint import CheckpointConfig
 from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import DTYPES
@@ -244,6 +245,16 @@ def test_unusable_data_is_refused(
     with pytest.raises(DataError, match=says) as caught:
         build_data(config(filled, model=model), 0, 1)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_does_not_fit_the_loaded_tables_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "d", [list(range(250))] * 4, 300)
+    manifest = Manifest("0" * 64, 300, 0, 4, 4, 1000, 249, 1000)
+    manifest.write(tmp_path / "d")
+    chosen = config({"data_path": str(tmp_path / "d")}, model={"vocab_size": 200})
+    chosen = chosen.model_copy(update={"checkpoint": CheckpointConfig(load="/models/start")})
+    with pytest.raises(DataError, match="the tables of /models/start have 200 rows; the tokenizer of the data has 300"):
+        build_data(chosen, 0, 1)
 
 
 def test_tokens_outside_the_vocabulary_are_found_without_a_manifest(tmp_path: Path) -> None:
