@@ -169,19 +169,19 @@ def _native_combine_backward(
     return gradients
 
 
-def _routes(tokens: int, per_token: int, dropped: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random ``choices`` and ``places`` of ``permute``."""
-    count = tokens * per_token - dropped
-    choices = torch.randperm(tokens * per_token, generator=generator, device=generator.device)[:count]
-    ranks = torch.arange(count, device=generator.device)
-    places = torch.full((tokens * per_token,), count, device=generator.device).index_copy(0, choices, ranks)
+def _routes(tokens: int, per_token: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random ``choices`` and ``places`` of ``permute``, with one choice dropped."""
+    count = tokens * per_token - 1
+    choices = torch.randperm(tokens * per_token, generator=generator)[:count]
+    ranks = torch.arange(count)
+    places = torch.full((tokens * per_token,), count).index_copy(0, choices, ranks)
     return choices, places.view(tokens, per_token)
 
 
 def _example(
     tokens: int, per_token: int, width: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    choices, places = _routes(tokens, per_token, 1, generator)
+    choices, places = _routes(tokens, per_token, generator)
     hidden = torch.randn((tokens, width), generator=generator).to(device, dtype).requires_grad_()
     return hidden, choices.to(device), places.to(device)
 
@@ -189,7 +189,7 @@ def _example(
 def _example_back(
     tokens: int, per_token: int, width: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    choices, places = _routes(tokens, per_token, 1, generator)
+    choices, places = _routes(tokens, per_token, generator)
     rows = torch.randn((len(choices), width), generator=generator).to(device, dtype).requires_grad_()
     weights = torch.rand((tokens, per_token), generator=generator)
     wide = weights.to(device, torch.promote_types(dtype, torch.float32)).requires_grad_()

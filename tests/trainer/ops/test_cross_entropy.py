@@ -111,19 +111,6 @@ def test_reference_torch_is_right(terms, dtype):
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=2 * bound, atol=bound * 3)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_it_is_the_loss_of_torch(smoothing, backend):
-    logits, labels, columns, terms = arguments((50, 300), 300, torch.float64, LossTerms(label_smoothing=smoothing))
-    same = logits.detach().clone().requires_grad_()
-    expected = F.cross_entropy(same, labels, reduction="none", label_smoothing=smoothing)
-    losses = function(backend)(logits * 1, labels, columns, terms)
-    torch.testing.assert_close(losses, expected)
-    losses.sum().backward()
-    expected.sum().backward()
-    torch.testing.assert_close(logits.grad, same.grad)
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_arguments_may_have_any_layout(dtype, layout):
     given = arguments((3, 7, 129), 129, dtype, EVERYTHING)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,14 +86,13 @@ def library_name(compiler: Compiler | None) -> str:
     return f"{sources_key()}/{which}.so"
 
 
-def compile_library(target: Path, compiler: Compiler, deadline: float, progress: Callable[[int, int], None]) -> None:
+def compile_library(target: Path, compiler: Compiler, deadline: float) -> None:
     """Compile and link the library into ``target``.
 
     Args:
         target: file of the library. Its folder receives the objects; two folders up, ``objects`` caches them.
         compiler: the C++ compiler.
         deadline: deadline by time.monotonic().
-        progress: receives the number of finished files and the total number.
 
     Raises:
         BuildError: the compiler failed, or the deadline has passed.
@@ -102,17 +101,10 @@ def compile_library(target: Path, compiler: Compiler, deadline: float, progress:
     objects = ObjectCache(target.parents[2] / "objects")
     names = {job: objects.name(job.source, (compiler.identity, torch.__version__, *job.flags)) for job in jobs}
     missing = [job for job in jobs if not objects.take(names[job], job.target)]
-    total = len(jobs) + 1
-    run_compilers(
-        missing,
-        jobs_that_fit(),
-        deadline,
-        lambda done, _: progress(total - 1 - len(missing) + done, total),
-        lambda job: objects.keep(names[job], job.target),
-    )
+    run_compilers(missing, jobs_that_fit(), deadline, lambda job: objects.keep(names[job], job.target))
     libraries = ("-L", str(Path(torch.__file__).parent / "lib"), "-ltorch_cpu", "-ldl")
     link = (*compiler.command, "-shared", "-o", str(target), *(str(job.target) for job in jobs), *libraries)
-    run_compilers([CompileJob(link, target.with_suffix(".log"))], 1, deadline, lambda *_: progress(total, total))
+    run_compilers([CompileJob(link, target.with_suffix(".log"))], 1, deadline)
     objects.clear()
 
 
@@ -160,7 +152,7 @@ def _levels(compiler: Compiler, folder: Path, deadline: float) -> dict[str, tupl
         for flags in ways:
             command = (*compiler.command, *flags, "-x", "c++", "-fsyntax-only", "/dev/null")
             with suppress(BuildError):
-                run_compilers([CompileJob(command, folder / "probe.log")], 1, deadline, lambda *_: None)
+                run_compilers([CompileJob(command, folder / "probe.log")], 1, deadline)
                 found[level] = flags
                 break
     return found

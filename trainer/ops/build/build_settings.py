@@ -1,10 +1,8 @@
-"""Settings of builds from the environment, the build error, and progress reports. Torch-free."""
+"""Settings of builds from the environment, the build error, and reports. Torch-free."""
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,31 +108,9 @@ class LineReport:
         print(line, flush=True)
 
     @contextmanager
-    def building(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Report the start and the end of building ``what``. Yields a progress callback."""
+    def building(self, what: str) -> Iterator[None]:
+        """Report the start and the end of building ``what``."""
         self.say(f"kernels: building {what}, once for this machine")
         began = time.monotonic()
-        yield lambda *_: None
+        yield
         self.say(f"kernels: built in {time.monotonic() - began:.0f} s")
-
-
-class TerminalReport(LineReport):
-    """Show a progress bar during a build."""
-
-    @contextmanager
-    def building(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a progress bar, and print one line at the end."""
-        from rich.progress import Progress
-
-        began = time.monotonic()
-        with Progress(transient=True) as bar:
-            task = bar.add_task(f"building {what}", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        self.say(f"kernels: built {what} in {time.monotonic() - began:.0f} s")
-
-
-def report_here() -> LineReport:
-    """The report for standard output: a progress bar on a terminal, lines otherwise."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        return TerminalReport()
-    return LineReport()

@@ -58,11 +58,7 @@ _Job = TypeVar("_Job", bound=CompileJob)
 
 
 def run_compilers(
-    jobs: Sequence[_Job],
-    at_once: int,
-    deadline: float,
-    progress: Callable[[int, int], None],
-    finished: Callable[[_Job], None] | None = None,
+    jobs: Sequence[_Job], at_once: int, deadline: float, finished: Callable[[_Job], None] = lambda _: None
 ) -> None:
     """Run all of ``jobs``. Kill the rest on a failure or an interrupt.
 
@@ -70,7 +66,6 @@ def run_compilers(
         jobs: jobs in the order of their start.
         at_once: number of jobs that run at a time.
         deadline: deadline by time.monotonic().
-        progress: receives the number of finished jobs and the total number.
         finished: receives each finished job.
 
     Raises:
@@ -89,9 +84,7 @@ def run_compilers(
             for future in ended:
                 future.result()
                 done += 1
-                if finished is not None:
-                    finished(working[future])
-                progress(done, len(jobs))
+                finished(working[future])
     finally:
         processes.end()
         pool.shutdown(cancel_futures=True)

@@ -70,7 +70,7 @@ def load_device_image(
         settings: cache folder, compilers and CUDA toolkits.
         device: a CUDA device; an image that it already has is replaced.
         by: kind of compiler.
-        report: receives the progress.
+        report: receives a line at the start and the end of a compilation.
         limit_s: limit of waiting and compiling together, in seconds.
         may_build: True to compile an image that is not in the cache.
         name: required DeviceImage.name, which is never compiled; None: any image.
@@ -118,7 +118,7 @@ def obtain_image(
         settings: cache folder, compilers and CUDA toolkits.
         by: kind of compiler.
         architecture: 90 for compute capability 9.0.
-        report: receives the progress.
+        report: receives a line at the start and the end of a compilation.
         limit_s: limit of waiting and compiling together, in seconds.
         newest: CUDA version that the driver supports; images of a later major version are excluded. None: no limit.
         may_build: True to compile an image that is not in the cache.
@@ -188,7 +188,7 @@ def _make(
     target: Path,
     deadline: float,
 ) -> None:
-    with report.building(f"for sm_{architecture} with {compiler}") as progress:
+    with report.building(f"for sm_{architecture} with {compiler}"):
         source = target.with_name("kernels.cu")
         source.write_text(device_source(), encoding="utf-8")
         if isinstance(compiler, Nvcc):
@@ -196,7 +196,6 @@ def _make(
             compiler.compile(source, target, architecture, host_compiler, deadline)
         else:
             compiler.compile(source, target, architecture, deadline)
-        progress(1, 1)
     cache.remove_disused(f"images-*/sm_{architecture}-*.cubin")
 
 

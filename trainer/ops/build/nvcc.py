@@ -63,7 +63,7 @@ class Nvcc:
         host = _as_program(host_compiler, target.parent)
         command = (self.path, *NVCC_FLAGS, "-Xptxas", "-v", "-ccbin", host, *output)
         log = target.with_suffix(".log")
-        run_compilers([CompileJob(command, log)], 1, deadline, lambda *_: None)
+        run_compilers([CompileJob(command, log)], 1, deadline)
         return log.read_text(errors="replace")
 
     def __str__(self) -> str:

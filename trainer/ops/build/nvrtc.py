@@ -78,7 +78,7 @@ class Nvrtc:
         # -I isolates the process from the user's variables and packages: it imports only trainer and Python's library.
         command = (sys.executable, "-I", "-c", _CHILD, str(_ROOT), self.path, str(source), str(target))
         try:
-            run_compilers([CompileJob((*command, str(architecture)), log)], 1, deadline, lambda *_: None)
+            run_compilers([CompileJob((*command, str(architecture)), log)], 1, deadline)
         except BuildError as error:
             raise BuildError(f"{self}: {error.reason}", error.log) from error
         said = log.read_text(errors="replace")

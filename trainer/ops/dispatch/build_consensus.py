@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,21 +29,6 @@ _Build = TypeVar("_Build", bound=Named)
 
 
 @dataclass(frozen=True)
-class BuildSource(Generic[_Build]):
-    """Access of one rank to a kind of build. Failures raise BuildError.
-
-    Attributes:
-        planned: returns the name of the build that ``make`` would produce here.
-        make: returns an existing build, or builds.
-        take: returns the existing build of a name, or any existing build for None.
-    """
-
-    planned: Callable[[], str]
-    make: Callable[[], _Build]
-    take: Callable[[str | None], _Build]
-
-
-@dataclass(frozen=True)
 class BuildConsensus:
     """One rank's part in the build consensus. Collective: all ranks, unless ``builds`` is None.
 
@@ -55,25 +40,32 @@ class BuildConsensus:
     device: torch.device
     builds: bool | None
 
-    def obtain(self, source: BuildSource[_Build]) -> _Build | BuildError:
+    def obtain(
+        self, planned_name: Callable[[], str], make: Callable[[], _Build], take: Callable[[str | None], _Build]
+    ) -> _Build | BuildError:
         """The build of rank 0, or the error of this rank in loading it.
 
         Rank 0 builds with its compiler. Builders whose compiler would produce the same build do so at the same time.
         All other ranks look for the build afterwards.
+
+        Args:
+            planned_name: returns the name of the build that ``make`` would produce here; all three raise BuildError.
+            make: returns an existing build, or builds.
+            take: returns the existing build of a name, or any existing build for None.
         """
         if self.builds is None:
-            return outcome_of(partial(source.take, None))
-        planned = outcome_of(source.planned) if self.builds else ""
+            return outcome_of(partial(take, None))
+        planned = outcome_of(planned_name) if self.builds else ""
         plan = self.of_first(planned if isinstance(planned, str) else "")
         found: _Build | BuildError | None = None
         if self.builds and (dist.get_rank() == 0 or planned == plan):
-            found = outcome_of(source.make)
+            found = outcome_of(make)
         self.any(False)
         name = self.of_first("" if found is None or isinstance(found, BuildError) else found.name)
         if not name:
             return found if isinstance(found, BuildError) else BuildError("rank 0 has no build")
         if found is None:
-            found = outcome_of(partial(source.take, name))
+            found = outcome_of(partial(take, name))
         if isinstance(found, BuildError) or found.name == name:
             return found
         return BuildError(f"this rank has {found.name}, and rank 0 has {name}")

@@ -124,7 +124,7 @@ def load_on_demand(settings: BuildSettings, report: LineReport, limit_s: float =
 
     Args:
         settings: cache folder and compilers.
-        report: receives the progress of the build.
+        report: receives a line at the start and the end of a build.
         limit_s: limit of waiting and building together, in seconds.
 
     Raises:
@@ -183,8 +183,8 @@ def _load_or_build(cache: BuildCache, compiler: Compiler, report: LineReport, li
 
 
 def _make(cache: BuildCache, compiler: Compiler, report: LineReport, target: Path, deadline: float) -> None:
-    with report.building(f"with {compiler.version}") as progress:
-        compile_library(target, compiler, deadline, progress)
+    with report.building(f"with {compiler.version}"):
+        compile_library(target, compiler, deadline)
     cache.remove_disused(f"{platform.machine()}-*/*.so")
 
 

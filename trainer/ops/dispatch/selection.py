@@ -126,7 +126,6 @@ def choose_kernels(
     candidates = {
         operation.name: _candidates(operation, requested[operation.name], device, dtype) for operation in operations
     }
-    _check_any_named(requested, candidates, device)
     known = {operation.name: operation for operation in operations}
     chosen: dict[str, Backend] = {name: "reference" for name in candidates}
     reasons: dict[str, list[tuple[Backend, str]]] = {name: [] for name in candidates}
@@ -206,18 +205,6 @@ def _candidates(
             f"use {' or '.join(there)}",
         )
     return [name for name in names if problems[name] is None and name != "reference"]
-
-
-def _check_any_named(
-    requested: Mapping[str, RequestedBackend], candidates: Mapping[str, Sequence[Backend]], device: torch.device
-) -> None:
-    """Check that a backend requested for all operations exists for at least one."""
-    general = [name for name in candidates if not requested[name].is_named]
-    names = {requested[name].backend for name in general} - {"auto", "reference"}
-    if names and not any(candidates[name] for name in general):
-        raise ConfigError(
-            "training.kernel_backend", f"{names.pop()} has no kernel on {device.type}; use auto or reference"
-        )
 
 
 def _problem(

@@ -23,7 +23,7 @@ from trainer.ops.build.device_image import (
     compiled_name,
     load_device_image,
 )
-from trainer.ops.dispatch.build_consensus import BuildConsensus, BuildSource
+from trainer.ops.dispatch.build_consensus import BuildConsensus
 from trainer.ops.dispatch.library import LEVELS, Library, built_name, load_built, load_on_demand
 from trainer.ops.dispatch.selection import (
     Availability,
@@ -79,12 +79,11 @@ class KernelSetup:
 
     def _library(self) -> Library | BuildError:
         """The library, on the best instruction set that all ranks' processors support."""
-        source = BuildSource(
+        library = self._ranks.obtain(
             partial(built_name, self.settings),
             partial(load_on_demand, self.settings, LineReport(), self.limit_s),
             partial(load_built, self.settings),
         )
-        library = self._ranks.obtain(source)
         level = len(LEVELS) if isinstance(library, BuildError) else LEVELS.index(library.level)
         lowest = self._ranks.lowest(level)
         return library if isinstance(library, BuildError) or lowest == level else library.at_level(LEVELS[lowest])
@@ -113,12 +112,11 @@ class KernelSetup:
             where = (path(), self.settings, self.device, by)
             return load_device_image(*where, LineReport(), self.limit_s, may_build=may_build, name=name)
 
-        source = BuildSource(
+        return self._ranks.obtain(
             lambda: compiled_name(path(), self.settings, self.device, by),
             partial(load, None, may_build=True),
             partial(load, may_build=False),
         )
-        return self._ranks.obtain(source)
 
     @property
     def _ranks(self) -> BuildConsensus:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from trainer.ops.build.build_settings import BuildError, LineReport, joined, outcome_of, report_here
+from trainer.ops.build.build_settings import BuildError, LineReport, joined, outcome_of
 from trainer.ops.build.device_image import IMAGE_COMPILERS, obtain_image
 from trainer.ops.dispatch.library import load_on_demand
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     """Build everything that is missing. Returns 3 if a part failed, else 0."""
     options = _parser().parse_args(arguments)
-    report = report_here()
+    report = LineReport()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # As on Ctrl-C: kill the compilers, and leave no partial files.
         signal.signal(number, _leave)

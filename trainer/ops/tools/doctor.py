@@ -22,7 +22,6 @@ from trainer.ops.dispatch.library import LEVELS, Library, load_built
 from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.selection import choose_kernels, implementation_problem, name_of
 from trainer.ops.dispatch.setup import KernelSetup
-from trainer.ops.operation import BACKENDS
 from trainer.planning.kernel_choice import RequestedBackend
 
 if TYPE_CHECKING:
@@ -137,16 +136,11 @@ def _rows(settings: BuildSettings) -> Iterator[Row]:
         for dtype in _DTYPES:
             selection = choose_kernels(requested, availability, device, dtype, is_alone=True)
             for operation in OPERATIONS:
-                used = selection.backends[operation.name]
-                problems = [(name, implementation_problem(operation, name, device, dtype)) for name in BACKENDS]
-                tried = dict(selection.passed_over[operation.name])
-                better = BACKENDS[: BACKENDS.index(used)]
-                reasons = [
-                    f"{name}: {tried.get(name) or problem}"
-                    for name, problem in problems
-                    if name in better and (name in tried or (name == "native" and problem))
-                ]
-                yield Row(device.type, name_of(dtype), operation.name, used, "; ".join(reasons))
+                reasons = dict(selection.passed_over[operation.name])
+                lacking = implementation_problem(operation, "native", device, dtype)
+                reasons |= {} if lacking is None else {"native": lacking}
+                text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+                yield Row(device.type, name_of(dtype), operation.name, selection.backends[operation.name], text)
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -17,7 +17,6 @@ from trainer.ops.build.build import find_compiler
 from trainer.ops.build.build_cache import BuildCache, read_sealed
 from trainer.ops.build.build_settings import BuildError, BuildSettings, LineReport
 from trainer.ops.build.device_image import (
-    DeviceInterface,
     ImageCompiler,
     compiled_name,
     device_source,
@@ -306,11 +305,3 @@ def test_nvrtc_that_hangs_or_crashes_ends_no_other_process(
             tmp_path / "kernels.cu", tmp_path / "a.cubin", 90, deadline=time.monotonic() + limit_s
         )
     assert not (tmp_path / "a.cubin").exists()
-
-
-def test_the_library_takes_an_image(emulated_cuda: EmulatedCuda) -> None:
-    interface = DeviceInterface(emulated_cuda.path)
-    assert interface.driver_version() == (13, 0)
-    interface.load(0, emulated_cuda.library.emulation_image())
-    with pytest.raises(BuildError, match="the CUDA driver rejects the kernels: CUDA_ERROR_INVALID_IMAGE"):
-        interface.load(0, b"no image")

@@ -86,21 +86,6 @@ def test_errors_are_those_of_rounding(
     assert not rows[:, columns.num_valid :].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 17), (5, 123), (2, 8191), (0, 64)])
-def test_losses_of_a_whole_vocabulary(emulated_cuda: EmulatedCuda, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    logits, labels, columns = arguments(shape, dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    *found, whole = (guarded(torch.full(shape[:1], torch.nan, dtype=wide)) for _ in range(5))
-    emulated_cuda.call(
-        "llmctl_cuda_cross_entropy_stats",
-        *(dtype, guarded(logits), guarded(labels), *found, whole, *shape),
-        *(columns.first, columns.num_valid, columns.vocab_size, TERMS.ignore_index),
-        *(TERMS.z_loss, TERMS.label_smoothing),
-    )
-    torch.testing.assert_close(whole, losses(labels, found, columns.vocab_size), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("shape", [(40, 72), (6, 4099)])
 def test_bits_do_not_depend_on_the_order_of_threads_and_blocks(
     emulated_cuda: EmulatedCuda, shape: tuple[int, int]
@@ -114,32 +99,6 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_blocks(
         outcomes.append([*found, logits])
     for outcome in outcomes[1:]:
         check_same_bits(outcome, outcomes[0])
-
-
-@pytest.mark.parametrize("width", [40, 5000])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nonfinite_logits(emulated_cuda: EmulatedCuda, dtype: torch.dtype, width: int) -> None:
-    logits = drawn((5, width), torch.float64).to(dtype)
-    logits[0, ::2], logits[1], logits[2, 7], logits[3] = -torch.inf, -torch.inf, torch.nan, -torch.inf
-    logits[3, width - 1] = 2.0
-    labels = torch.tensor([1, 2, 3, width - 1, width])
-    found = statistics(emulated_cuda, logits, labels, VocabColumns(0, width, width))
-    assert found[0][1] == -torch.inf
-    assert found[1].isnan().tolist() == [False, False, True, False, False]
-    assert found[1][[1, 3]].tolist() == [0.0, 1.0]
-    assert found[2].isnan().tolist() == [False, False, False, False, True]
-    expected = logits[0].double().logsumexp(0)
-    torch.testing.assert_close((found[0] + found[1].log())[0].double(), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_a_rank_with_nothing_but_padding(emulated_cuda: EmulatedCuda) -> None:
-    logits, labels = guarded(drawn((3, 24), torch.float32)), torch.tensor([1, 2, 3])
-    columns = VocabColumns(24, 0, 20)
-    maximum, *sums = statistics(emulated_cuda, logits, labels, columns)
-    assert maximum.tolist() == [-torch.inf] * 3
-    assert not torch.stack(sums).any()
-    turn_into_gradient(emulated_cuda, logits, labels, columns, torch.ones(3), [torch.ones(3), torch.ones(3)])
-    assert not logits.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -93,30 +93,6 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_blocks_or_on_the_place_o
         check_same_bits(outcome, outcomes[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_masked_scores_may_be_anything_and_nonfinite_scores_stay(
-    emulated_cuda: EmulatedCuda, dtype: torch.dtype
-) -> None:
-    scores = torch.zeros(1, 1, 4, 36, dtype=dtype)
-    scores[..., 33:], scores[0, 0, 1, 0] = torch.nan, torch.nan
-    scores[0, 0, 2], scores[0, 0, 3, 0] = -torch.inf, torch.inf
-    mask = torch.zeros(1, 1, 4, 36, dtype=torch.bool)
-    mask[..., 33:], mask[0, 0, 0] = True, True
-    shares = torch.full_like(scores, torch.nan)
-    forward(emulated_cuda, SCALED_MASKED_SOFTMAX, scores, mask, shares)
-    assert not shares[0, 0, 0].any()
-    assert shares[0, 0, 1:, :33].isnan().any(-1).tolist() == [True, True, True]
-    scores[0, 0], mask[0, 0] = torch.nan, False
-    scores[0, 0, :, :33] = 0.0
-    grads = torch.full_like(scores, torch.nan)
-    grads[..., :33] = 1.0
-    forward(emulated_cuda, SCALED_CAUSAL_SOFTMAX, scores, mask, shares)
-    backward(emulated_cuda, SCALED_CAUSAL_SOFTMAX, grads, shares, grads)
-    assert shares[0, 0, 0, 33:].tolist() == [0.0, 0.0, 0.0]
-    assert shares[0, 0, 0, :33].float().sum().sub(1).abs() < 0.01
-    assert not grads[0, 0, 0].isnan().any()
-
-
 def test_elements_beyond_2_to_the_31(emulated_cuda: EmulatedCuda) -> None:
     queries, width = 2**19 + 1, 8 * 1031
     scores, shares, grads = (sparse_tensor((1, 1, queries, width), torch.bfloat16) for _ in range(3))

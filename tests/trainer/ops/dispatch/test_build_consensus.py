@@ -12,7 +12,7 @@ import torch
 from tests.trainer.spawn import Ranks
 from trainer.ops.build.build_settings import BuildError, BuildSettings
 from trainer.ops.dispatch import setup
-from trainer.ops.dispatch.build_consensus import BuildConsensus, BuildSource
+from trainer.ops.dispatch.build_consensus import BuildConsensus
 from trainer.ops.dispatch.library import Library
 from trainer.ops.dispatch.setup import KernelSetup
 from trainer.planning.kernel_choice import RequestedBackend
@@ -56,7 +56,7 @@ def obtain(rank: int, world_size: int, builders: int, planned: tuple[str, str], 
         raise BuildError(f"no {name} here")
 
     same = BuildConsensus(CPU, rank < builders)
-    found = same.obtain(BuildSource(lambda: planned[rank], make, take))
+    found = same.obtain(lambda: planned[rank], make, take)
     return found.reason if isinstance(found, BuildError) else found.name, made
 
 
@@ -80,7 +80,7 @@ def obtain_with_failures(rank: int, world_size: int, planned_fails: bool, on: in
         return failing().name if planned_fails and rank == on else "g++ 12"
 
     make = failing if rank == on else lambda: Build("g++ 12")
-    found = BuildConsensus(CPU, True).obtain(BuildSource(name, make, lambda name: Build(f"found {name}")))
+    found = BuildConsensus(CPU, True).obtain(name, make, lambda name: Build(f"found {name}"))
     return found.reason if isinstance(found, BuildError) else found.name
 
 

@@ -88,15 +88,6 @@ def test_build_reports_the_file_and_builds_once(place):
     assert links(place) == 1
 
 
-def test_of_many_concurrent_builds_only_one_compiles(place):
-    with ThreadPoolExecutor(3) as pool:
-        builds = [pool.submit(kernels, "build", **place) for _ in range(3)]
-        answers = [build.result() for build in builds]
-    assert [code for code, _, _ in answers] == [0, 0, 0], answers
-    assert links(place) == 1
-    assert sum("kernels: building" in out for _, out, _ in answers) == 1
-
-
 def library_of(place):
     compiler = find_compiler([(place["CXX"],)])
     return BuildCache.below(Path(place["LLMCTL_CACHE_DIR"])).shared / library_name(compiler)

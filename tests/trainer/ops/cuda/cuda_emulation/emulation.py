@@ -254,10 +254,10 @@ def _compile(
         if not cache.take(name, made):
             jobs.append(job)
             names[job] = name, made
-    run_compilers(jobs, jobs_that_fit(), deadline, lambda *_: None, lambda job: cache.keep(*names[job]))
+    run_compilers(jobs, jobs_that_fit(), deadline, lambda job: cache.keep(*names[job]))
     return objects
 
 
 def _link(compiler: Compiler, target: Path, deadline: float, *words: str) -> None:
     command = (*compiler.command, "-shared", "-Wl,-Bsymbolic", "-o", str(target), *words)
-    run_compilers([CompileJob(command, target.with_suffix(".log"))], 1, deadline, lambda *_: None)
+    run_compilers([CompileJob(command, target.with_suffix(".log"))], 1, deadline)
