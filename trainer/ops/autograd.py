@@ -12,10 +12,10 @@ import torch
 def with_gradient(
     name: str, keep: Callable[[Any, tuple[Any, ...], Any], None], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrap the native op ``name`` with its gradient, at half torch.library's overhead.
+    """Wrap the native op ``name`` with its gradient.
 
-    torch.library.register_autograd enters Python two more times per call. The causal softmax of 1024 bfloat16 scores on
-    one core of an AMD EPYC took 195 us for forward and backward with register_autograd, and 96 us with this wrapper.
+    torch.library.register_autograd enters Python two more times per call: 195 us for forward and backward of the causal
+    softmax of 1024 bfloat16 scores on one core of an AMD EPYC, and 96 us with this wrapper.
 
     Args:
         name: name of the op; the library need not be loaded yet.

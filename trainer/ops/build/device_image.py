@@ -199,19 +199,12 @@ def _make(
     cache.remove_disused(f"images-*/sm_{architecture}-*.cubin")
 
 
-def _packages() -> list[Path]:
-    return [Path(torch.__file__).parents[1]]
-
-
 def _compiler(
     settings: BuildSettings, by: ImageCompiler, architecture: int, newest: tuple[int, int] | None
 ) -> Nvcc | Nvrtc:
     """The installed compiler of a kind. Raises BuildError without a usable one."""
-    found: list[Nvcc] | list[Nvrtc]
-    if by == "nvcc":
-        found = [find_nvcc(_packages(), settings.cuda_folders)]
-    else:
-        found = find_nvrtc(_packages(), settings.cuda_folders)
+    places = [Path(torch.__file__).parents[1]], settings.cuda_folders
+    found: list[Nvcc] | list[Nvrtc] = [find_nvcc(*places)] if by == "nvcc" else find_nvrtc(*places)
     if not found:
         raise BuildError("no NVRTC was found; torch for CUDA includes NVRTC, so install a CUDA build of torch")
     problems = [_problem(compiler, architecture, newest) for compiler in found]

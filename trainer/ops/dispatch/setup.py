@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.config.kernel_names import Backend
 from trainer.ops.build.build_cache import LIMIT_S
 from trainer.ops.build.build_settings import BuildError, LineReport, joined
 from trainer.ops.build.device_image import (
@@ -61,21 +60,15 @@ class KernelSetup:
 
     def availability(self, requested: Mapping[str, RequestedBackend]) -> Availability:
         """Availability of the requested backends on this rank. Collective unless ``builds`` is None."""
-        names = {selection.backend for selection in requested.values()}
-        missing: dict[Backend, str] = {}
-        described: dict[Backend, str] = {}
-        in_cpu_memory = Availability({}, {})
-        if names & {"auto", "native"}:
-            library = self._library()
-            missing, described = _on_cpu(library)
-            in_cpu_memory = Availability(missing, described)
-            if self.device.type == "cuda":
-                image = self._image(library)
-                if isinstance(image, BuildError):
-                    missing, described = {"native": _reason(image)}, {}
-                else:
-                    missing, described = {}, {"native": str(image)}
-        return Availability(missing, described, in_cpu_memory)
+        if not {selection.backend for selection in requested.values()} & {"auto", "native"}:
+            return Availability({}, {}, Availability({}, {}))
+        library = self._library()
+        if self.device.type == "cpu":
+            return _on_cpu(library)
+        image = self._image(library)
+        if isinstance(image, BuildError):
+            return Availability({"native": _reason(image)}, {}, _on_cpu(library))
+        return Availability({}, {"native": str(image)}, _on_cpu(library))
 
     def _library(self) -> Library | BuildError:
         """The library, on the best instruction set that all ranks' processors support."""
@@ -123,12 +116,12 @@ class KernelSetup:
         return BuildConsensus(self.device, self.builds)
 
 
-def _on_cpu(library: Library | BuildError) -> tuple[dict[Backend, str], dict[Backend, str]]:
-    """Missing backends for tensors in CPU memory, and details of the available backends."""
+def _on_cpu(library: Library | BuildError) -> Availability:
+    """Availability for tensors in CPU memory."""
     if isinstance(library, BuildError):
-        return {"native": _reason(library)}, {}
+        return Availability({"native": _reason(library)}, {})
     slow = slow_processor(library.level)
-    return {} if slow is None else {"native": slow}, {"native": library.level}
+    return Availability({} if slow is None else {"native": slow}, {"native": library.level})
 
 
 def _reason(error: BuildError) -> str:

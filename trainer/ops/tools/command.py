@@ -41,14 +41,12 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         return 3
     try:
         settings = BuildSettings.from_variables(environment)
+        code = int(importlib.import_module(SUBCOMMANDS[name][0]).main(arguments[1:], settings))
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         print(f"trainer kernels: {error}", file=sys.stderr)
         return 3
-    try:
-        module = importlib.import_module(SUBCOMMANDS[name][0])
-        code = int(module.main(arguments[1:], settings))
-        sys.stdout.flush()
-        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

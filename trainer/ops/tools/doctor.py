@@ -6,15 +6,15 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from trainer.ops.build.build import find_compiler
+from trainer.ops.build.build import Compiler, find_compiler
 from trainer.ops.build.build_settings import BuildError, outcome_of
 from trainer.ops.build.nvcc import find_nvcc
 from trainer.ops.build.nvrtc import find_nvrtc
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
-    library = _library(settings)
-    parts, rows = _parts(settings, library), list(_rows(settings))
+    parts, rows = _parts(settings), list(_rows(settings))
     if options.json:
         document = {
             "python": sys.executable,
@@ -91,11 +91,6 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     return 0
 
 
-def _library(settings: BuildSettings) -> Library | str:
-    library = outcome_of(partial(load_built, settings))
-    return library.reason if isinstance(library, BuildError) else library
-
-
 def _instruction_set(library: Library) -> str:
     """Instruction set of the CPU kernels here, and the reason for a low one."""
     processors = library.processor_level()
@@ -105,27 +100,24 @@ def _instruction_set(library: Library) -> str:
     return f"on {library.level} here{'' if best else ', the best that this processor has'}"
 
 
-def _parts(settings: BuildSettings, library: Library | str) -> list[Part]:
-    parts = []
-    try:
-        compiler = find_compiler(settings.compilers)
-        parts.append(Part("compiler", True, f"{compiler.version} at {' '.join(compiler.command)}"))
-    except BuildError as error:
-        parts.append(Part("compiler", False, error.reason))
-    if isinstance(library, str):
-        parts.append(Part("library", False, library))
-    else:
-        parts.append(Part("library", True, f"{library.path}, {_instruction_set(library)}"))
+def _parts(settings: BuildSettings) -> list[Part]:
     packages = [Path(torch.__file__).parents[1]]
-    try:
-        nvcc = find_nvcc(packages, settings.cuda_folders)
-        parts.append(Part("nvcc", True, f"{nvcc} at {nvcc.path}"))
-    except BuildError as error:
-        parts.append(Part("nvcc", False, error.reason))
-    nvrtc = find_nvrtc(packages, settings.cuda_folders)
-    detail = ", ".join(f"{found} at {found.path}" for found in nvrtc)
-    parts.append(Part("NVRTC", bool(nvrtc), detail or "not found; torch for CUDA includes it"))
-    return parts
+    nvrtc = ", ".join(f"{found} at {found.path}" for found in find_nvrtc(packages, settings.cuda_folders))
+    return [
+        _part("compiler", partial(find_compiler, settings.compilers), _at),
+        _part("library", partial(load_built, settings), lambda it: f"{it.path}, {_instruction_set(it)}"),
+        _part("nvcc", partial(find_nvcc, packages, settings.cuda_folders), lambda it: f"{it} at {it.path}"),
+        Part("NVRTC", bool(nvrtc), nvrtc or "not found; torch for CUDA includes it"),
+    ]
+
+
+def _at(compiler: Compiler) -> str:
+    return f"{compiler.version} at {' '.join(compiler.command)}"
+
+
+def _part(name: str, find: Callable[[], _Found], detail: Callable[[_Found], str]) -> Part:
+    found = outcome_of(find)
+    return Part(name, False, found.reason) if isinstance(found, BuildError) else Part(name, True, detail(found))
 
 
 def _rows(settings: BuildSettings) -> Iterator[Row]:
