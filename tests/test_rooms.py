@@ -122,7 +122,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             {"autograd", "operation"},
         ),
         "dispatch": {"attention", "build", "operation"},
-        "tools": {"build", "dispatch", "operation"},
+        "tools": {"build", "dispatch"},
     },
 }
 

@@ -127,11 +127,6 @@ def test_errors_are_those_of_rounding_without_bias_or_weights(
     check_against_oracle(LIBRARY, "native", arguments((7, 640), dtype, kind, gated, bias=bias, row_weight=row_weight))
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_arguments_may_have_any_layout(gated: bool, layout: str) -> None:
-    check_against_oracle(LIBRARY, "native", arguments((4, 3, 45), torch.bfloat16, "gelu", gated), layout=layout)
-
-
 @pytest.mark.parametrize(("kind", "gated"), FORMS)
 def test_gradients_are_those_of_finite_differences(kind: Activation, gated: bool) -> None:
     check_gradients(_native, arguments((3, 5), torch.float64, kind, gated))

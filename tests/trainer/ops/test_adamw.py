@@ -87,13 +87,6 @@ def test_errors_of_torch_are_those_of_rounding(grad, copy):
     check_errors(*(results[:2] + results[4:] for results in (found, usual, right)))
 
 
-@pytest.mark.parametrize("copy", [None, torch.bfloat16])
-def test_unaligned_memory(copy):
-    check_against_oracle(
-        ADAMW, "native", arguments((123, 8191), torch.bfloat16, copy), layout="unaligned", consumes=True
-    )
-
-
 @pytest.mark.parametrize("backend", ["native", "torch", "reference"])
 def test_many_steps_are_those_of_torch(backend):
     weights = [drawn((size,), torch.float32, seed=size) for size in (17, 300)]

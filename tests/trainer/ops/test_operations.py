@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.trainer.ops.cuda.cuda_emulation.emulation import registered_kernels
 from tests.trainer.ops.op_checks import (
+    check_against_oracle,
     drawn,
     in_float64,
     mapped,
@@ -21,6 +22,7 @@ from trainer.ops.dispatch.registry import OPERATIONS
 from trainer.ops.dispatch.self_test import self_test
 from trainer.ops.rms_norm import RMS_NORM
 from trainer.ops.rotary import ROPE
+from trainer.ops.tensor_lists import L2_NORM
 
 pytestmark = pytest.mark.usefixtures("kernel_library")
 
@@ -92,6 +94,21 @@ def test_native_kernels_pass_their_self_tests(native_operation, dtype):
         suffix = "float32" if operation is ADAMW else str(dtype).removeprefix("torch.")
         names = {name if name == "sum_of_partials" else f"{name}_{suffix}" for name in KERNELS[operation.name]}
         assert not names - launched()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_arguments_may_have_any_layout(native_operation, dtype, layout):
+    """Lists have no gaps, but any alignment."""
+    own = native_operation.implementations["native"]
+    is_missing = dtype not in own.dtypes or (launched() is not None and native_operation.name not in KERNELS)
+    if is_missing or (native_operation in (ADAMW, L2_NORM) and layout not in ("contiguous", "unaligned")):
+        pytest.skip("there is no such kernel")
+    if native_operation.name.endswith("softmax") and layout == "expanded gradients":
+        pytest.skip("equal gradients cancel: test_softmax.py has them")
+    for number in range(len(native_operation.examples)):
+        check_against_oracle(
+            native_operation, "native", example(native_operation, number, dtype), layout=layout, consumes=True
+        )
 
 
 def test_every_kernel_belongs_to_an_operation():

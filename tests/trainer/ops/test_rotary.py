@@ -120,11 +120,6 @@ def test_errors_are_those_of_rounding_without_rotation(queries: int) -> None:
     check_against_oracle(ROPE, "native", arguments((4, 2, 3, queries, 9, 0, False), torch.float32, is_turned=False))
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:4])
-def test_arguments_may_have_any_layout(shape: tuple[Any, ...], layout: str) -> None:
-    check_against_oracle(ROPE, "native", arguments(shape, torch.bfloat16), layout=layout, consumes=True)
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", [(3, 2, 2, 1, 5, 4, True), (2, 1, 1, 2, 4, 4, False)])
 def test_gradients_are_those_of_finite_differences(shape: tuple[Any, ...], interleaved: bool) -> None:

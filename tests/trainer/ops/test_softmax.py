@@ -5,7 +5,6 @@ import torch
 
 from tests.trainer.ops.op_checks import (
     DTYPES,
-    LAYOUTS,
     call,
     check_against_oracle,
     check_gradients,
@@ -98,12 +97,6 @@ def test_a_mask_that_was_expanded_or_cut_out_is_read_as_it_is(dtype):
     for seen in (mask.expand(shape), mask[:, :, 1:2].expand(shape), mask[:1, :, 1:2].expand(shape), cut_out):
         assert not seen.is_contiguous()
         check_same_bits([own(scores, seen, scale)], [own(scores, seen.contiguous(), scale)])
-
-
-@pytest.mark.parametrize("layout", LAYOUTS[:4])
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_arguments_may_have_any_layout(operation, dtype, layout):
-    check_against_oracle(operation, "native", arguments(operation, (2, 3, 9, 37), dtype), layout=layout, oracle=formula)
 
 
 def test_a_gradient_may_be_an_expanded_number(operation):
