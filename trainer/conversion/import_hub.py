@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
 from trainer.conversion.errors import ConversionError
 from trainer.conversion.file_plan import Unit
@@ -95,6 +96,9 @@ def config_of(source: PublishedModel, tokenizer_folder: Path | None) -> TrainCon
     Args:
         source: the open folder or file.
         tokenizer_folder: where its tokenizer will be; None for a config without one.
+
+    Raises:
+        ConversionError: values exclude each other, or a scaling of positions is not known.
     """
     model = source.model
     dtypes = {DTYPE_NAMES[source.dtype(name)] for name in source.weights}
@@ -104,7 +108,10 @@ def config_of(source: PublishedModel, tokenizer_folder: Path | None) -> TrainCon
         "optimizer": {"lr": 1e-5},
         "data": {} if tokenizer_folder is None else _tokenizer(source.side_files, tokenizer_folder.resolve()),
     }
-    return build_config(values)
+    try:
+        return build_config(values)
+    except ConfigError as error:
+        raise ConversionError(f"{source.where}: cannot be trained here: {error}") from None
 
 
 def _tokenizer(names: Collection[str], folder: Path) -> dict[str, str]:

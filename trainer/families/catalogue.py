@@ -66,10 +66,10 @@ def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
     model_type = keys.get("model_type")
     found = next((family for family in FAMILIES if family.model_type == model_type), None)
     if found is None:
-        raise FamilyError(
-            f"{where}: model_type {model_type!r} is not a family known here; known are "
-            + ", ".join(sorted(family.model_type for family in FAMILIES))
-        )
+        what = f"model_type {model_type!r} is not a family known here"
+        if model_type is None:
+            what = "has no model_type, which names the family; add it as transformers 5 writes it"
+        raise FamilyError(f"{where}: {what}; known are {', '.join(sorted(family.model_type for family in FAMILIES))}")
     named = keys.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise FamilyError(f"{where}: architectures is {named!r}; use a list of names")

@@ -44,7 +44,10 @@ ABSENT: Mapping[str, Any] = {
 }
 """Meaning of a file without these keys."""
 
-WITHOUT_EFFECT = {"hidden_act": "is not read by the class of transformers, which reads hidden_activation"}
+WITHOUT_EFFECT = {
+    "hidden_act": "is not read by the class of transformers, which reads hidden_activation",
+    "sliding_window_size": "is not read by the class of transformers, which reads sliding_window",
+}
 """Keys that change nothing here."""
 
 

@@ -132,5 +132,7 @@ OPT = Family(
         "tie_word_embeddings": True,
         "word_embed_proj_dim": None,
     },
-    without_effect={"activation_dropout": "is not read by the class of transformers"},
+    without_effect=dict.fromkeys(
+        ("activation_dropout", "learned_embeddings", "scale_embeddings"), "is not read by the class of transformers"
+    ),
 )

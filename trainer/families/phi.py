@@ -117,5 +117,9 @@ PHI = Family(
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     },
-    without_effect={"embd_pdrop": "is a rate of dropout, which a note tells"},
+    without_effect={
+        "attention_bias": "is not read by the class of transformers: all products have biases",
+        "embd_pdrop": "is a rate of dropout, which a note tells",
+        "rotary_dim": "is read by Microsoft's own code; partial_rotary_factor says the same",
+    },
 )

@@ -65,4 +65,8 @@ QWEN2 = Family(
         "max_window_layers": 2,
     },
     absent=ABSENT,
+    without_effect={
+        "attention_bias": "is not read by the class of transformers: queries, keys and values have biases",
+        "use_mrope": "is not read by the class of transformers; it is about images",
+    },
 )

@@ -59,4 +59,5 @@ QWEN3 = Family(
     weights=dense_weights,
     tiny={**TINY, "head_dim": 16},
     absent={**ABSENT, "head_dim": 128},
+    without_effect={"use_qk_norm": "is not read by the class of transformers: queries and keys have norms"},
 )

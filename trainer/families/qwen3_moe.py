@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def _read(hub: HubConfig) -> dict[str, Any]:
     shape = read(hub)
     step, dense = hub.take("decoder_sparse_step"), hub.take("mlp_only_layers", null=[])
+    if not all(isinstance(layer, int) and 0 <= layer < hub.need("num_hidden_layers") for layer in dense):
+        hub.refuse(f"mlp_only_layers is {dense!r}; use numbers of layers, from 0")
     # Every layer has the window in transformers, whatever max_window_layers and layer_types say.
     window = hub.take("sliding_window", null=None)
     window = window if hub.take("use_sliding_window") else None

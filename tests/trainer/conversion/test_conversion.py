@@ -180,6 +180,10 @@ DAMAGES = {
     "an unknown class": (_change_keys(architectures=["LlamaForTokens"]), "architecture LlamaForTokens"),
     "an unknown key": (_change_keys(attention_multiplier=2.0), "attention_multiplier is unknown"),
     "an unknown activation": (_change_keys(hidden_act="swish2"), "hidden_act is 'swish2'"),
+    "an unknown scaling": (
+        _change_keys(rope_parameters={"rope_type": "longrope", "factor": 2.0}),
+        "config.json: cannot be trained here: model.rope_scaling: rope_type longrope is not supported",
+    ),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json: cannot be read"),
     "a vocabulary of another size": (_change_keys(vocab_size=99), "vocab_size 99, but the word table has 101 rows"),
     "a tokenizer of more tokens": (

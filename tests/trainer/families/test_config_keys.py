@@ -189,6 +189,13 @@ REFUSED: dict[str, tuple[Family, dict[str, Any], str]] = {
         "config.json: hidden_act is 'relu', but this trainer computes only 'silu' or 'swish'; mlp_bias is True, but "
         "this trainer computes only False; the meaning of router_scale is unknown",
     ),
+    "a scaling without its type": (
+        LLAMA,
+        {"rope_parameters": ..., "rope_scaling": {"factor": 2.0}},
+        "rope_scaling has factor, but no rope_type",
+    ),
+    "layers that are not there": (QWEN3_MOE, {"mlp_only_layers": [1, 9]}, "mlp_only_layers is [1, 9]; use numbers of"),
+    "a huge number of experts": (QWEN3_MOE, {"num_experts": 10**9}, "use a whole number above 0 up to 100000"),
     "text for a number": (LLAMA, {"num_hidden_layers": "five"}, "num_hidden_layers is 'five'; use a whole number"),
     "a negative number": (LLAMA, {"num_hidden_layers": -1}, "num_hidden_layers is -1; use a whole number from 1 to"),
     "a huge number": (LLAMA, {"num_hidden_layers": 1_000_000_000}, "use a whole number from 1 to 10000"),

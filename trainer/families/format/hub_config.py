@@ -15,7 +15,12 @@ from trainer.families.format.errors import FamilyError
 from trainer.families.format.without_effect import OFF, WITHOUT_EFFECT
 
 _MOST = 2**31 - 1
-_MOST_OF = {"num_hidden_layers": 10_000, "n_layer": 10_000, "num_layers": 10_000}
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "num_nextn_predict_layers")
+_MOST_OF = {
+    **dict.fromkeys(_LAYERS, 10_000),
+    **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_experts_per_tok"), 100_000),
+}
+"""Bounds of numbers that decide how many tensors a model has."""
 _MAY_BE_ZERO = frozenset(
     ["first_k_dense_replace", "max_window_layers", "n_shared_experts", "num_nextn_predict_layers", "type_vocab_size"]
 )
@@ -146,8 +151,9 @@ class HubConfig:
     def _check_type(self, key: str, value: Any, kind: type) -> None:
         fits = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
         if fits and kind is int:
-            fits = (0 if key in _MAY_BE_ZERO else 1) <= value <= _MOST
+            fits = (0 if key in _MAY_BE_ZERO else 1) <= value <= _MOST_OF.get(key, _MOST)
         elif fits and kind is float:
             fits = math.isfinite(value) and value >= 0
         if not fits:
-            raise FamilyError(f"{self.where}: {key} is {value!r}; use {_WORDS[kind]}")
+            most = f" up to {_MOST_OF[key]}" if key in _MOST_OF else ""
+            raise FamilyError(f"{self.where}: {key} is {value!r}; use {_WORDS[kind]}{most}")

@@ -55,6 +55,9 @@ def read_rope(
     keys["rotary_base"] = _one_value(hub, "rope_theta", {**current, **scaling}, base_key)
     keys["rotary_percent"] = _one_value(hub, "partial_rotary_factor", found, percent_key)
     rope_type = found.get("rope_type", found.get("type", "default"))
+    unread = sorted(found.keys() - {*_APART})
+    if rope_type == "default" and unread:
+        hub.refuse(f"{'rope_scaling' if scaling else 'rope_parameters'} has {', '.join(unread)}, but no rope_type")
     if rope_type != "default":
         keys["rope_scaling"] = _numbers(found)
         if rope_type in _OF_LENGTH:

@@ -11,8 +11,8 @@ from typing import Any
 
 _REASONS: Mapping[str, tuple[str, ...]] = {
     "names the model, its files or the program that wrote it": (
-        *("_name_or_path", "_commit_hash", "architectures", "auto_map", "custom_pipelines", "model_type"),
-        *("tokenizer_class", "transformers_version", "unsloth_fixed", "unsloth_version", "vocab_file"),
+        *("_name_or_path", "_commit_hash", "architectures", "auto_map", "custom_pipelines", "internal_version"),
+        *("model_type", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version"),
     ),
     "says in which dtype the weights are stored, which the files say too": ("dtype", "torch_dtype", "use_bfloat16"),
     "chooses a way to compute the same numbers": (
@@ -27,9 +27,14 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         *("output_router_logits", "output_scores", "return_dict", "return_dict_in_generate"),
         "tie_last_hidden_states",
     ),
+    "is about the tokenizer": (
+        *("model_max_length", "padding_side", "tokenizer_class", "tokenizer_model_max_length"),
+        *("tokenizer_padding_side", "tokenizer_type", "vocab_file"),
+    ),
     "is about the ids of tokens": (
-        *("begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id"),
-        *("forced_eos_token_id", "pad_token_id", "sep_token_id", "suppress_tokens"),
+        *("begin_suppress_tokens", "bos_token_id", "cls_token_id", "decoder_start_token_id", "eos_token_id"),
+        *("forced_bos_token_id", "forced_eos_token_id", "mask_token_id", "pad_token_id", "sep_token_id"),
+        *("suppress_tokens", "unk_token_id"),
     ),
     "is about generation": (
         *("bad_words_ids", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size"),
@@ -39,7 +44,8 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         "typical_p",
     ),
     "is about heads for other tasks": (
-        *("classifier_dropout", "finetuning_task", "id2label", "label2id", "num_labels", "problem_type"),
+        *("_num_labels", "classifier_dropout", "finetuning_task", "id2label", "label2id", "num_labels"),
+        "problem_type",
         "tf_legacy_loss",
     ),
 }
