@@ -31,12 +31,8 @@ def use_problem(program: str, limit_s: float = LIMIT_S) -> str | None:
         The reason for a failure, or None.
     """
     problem = _trial_problem(program, limit_s)
-    return None if problem is None else _on_one_line(problem)
-
-
-def _on_one_line(text: str) -> str:
-    """Replace unprintable characters, such as line ends and terminal escapes, by question marks."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    # On one line, without terminal escapes.
+    return None if problem is None else "".join(one if one.isprintable() else "?" for one in problem)
 
 
 def _trial_problem(program: str, limit_s: float) -> str | None:
