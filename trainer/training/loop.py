@@ -172,7 +172,7 @@ class TrainingLoop:
         self._timed_iterations += 1
         if progress.iteration % self.config.logging.log_interval == 0:
             self._log(outcome, lr, loss_scale)
-        self._count_skipped(outcome, loss_scale)
+        self._count_skipped(outcome, loss_scale, all(math.isfinite(loss_sum) for loss_sum in sums))
         return stops > 0.0
 
     def _is_to_stop(self) -> bool:
@@ -191,8 +191,10 @@ class TrainingLoop:
             self.lock.check()
         raise PeerFailedError("another process has taken the run over: rank 0 reports which")
 
-    def _count_skipped(self, outcome: StepOutcome, loss_scale: float) -> None:
-        """Count the skipped steps, but not those that search for the loss scale.
+    def _count_skipped(self, outcome: StepOutcome, loss_scale: float, is_number: bool) -> None:
+        """Count the skipped steps, and those without a finite loss, but not those that search for the loss scale.
+
+        At the last step, a run whose newest losses are all not finite has nothing to show.
 
         Raises:
             NonFiniteError: on rank 0, there are too many.
@@ -202,12 +204,13 @@ class TrainingLoop:
         # fp16 begins with some twenty skipped steps, which halve the scale.
         if outcome.skipped and (scaler.scale < loss_scale or scaler.can_fall):
             return
-        self._skipped_steps.add(outcome.skipped)
-        steps = self._skipped_steps.excess
+        self._skipped_steps.add(outcome.skipped or not is_number)
+        is_last = self.progress.iteration >= self.config.training.train_iters
+        steps = self._skipped_steps.excess or (self._skipped_steps.all_of_them if is_last and not is_number else "")
         if not steps:
             return
         if self.model.mesh.rank != 0:
-            raise PeerFailedError("the gradients are not finite: rank 0 reports it")
+            raise PeerFailedError("losses or gradients are not finite: rank 0 reports it")
         raise NonFiniteError(steps, self.progress.iteration, self.writer.root if self.writer is not None else None)
 
     def _own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
@@ -222,11 +225,12 @@ class TrainingLoop:
         progress.consumed_samples += samples
         progress.consumed_tokens += samples * self.config.tokens_per_sample
         progress.interval_iterations += 1
-        if all(math.isfinite(loss_sum) for loss_sum, _ in losses.values()):
+        is_number = all(math.isfinite(loss_sum) for loss_sum, _ in losses.values())
+        if is_number:
             progress.add_losses(losses)
         if outcome.skipped and self.config.training.fp16:
             progress.skipped_iterations += 1
-        elif outcome.skipped:
+        elif outcome.skipped or not is_number:
             progress.nan_iterations += 1
 
     def _count_further_losses(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps that were skipped because their gradients were not finite, and the limits at which they end a run."""
+"""Steps whose losses or gradients were not finite, and the limits at which they end a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class NonFiniteError(RuntimeError):
-    """The gradients of many steps were not finite: the weights are past recovery, or the data is."""
+    """Losses or gradients of many steps were not finite: the weights are past recovery, or the data is."""
 
     def __init__(self, steps: str, iteration: int, root: Path | None) -> None:
         """Describe the ``steps`` skipped up to ``iteration``, of a run that saves in ``root``."""
@@ -15,16 +15,16 @@ class NonFiniteError(RuntimeError):
             f"each save of this attempt in {root} followed a finite step" if root is not None else "nothing was saved"
         )
         super().__init__(
-            f"the gradients of {steps} up to iteration {iteration} were not finite; {saves}. Lower optimizer.lr, set "
-            "optimizer.clip_grad or check the data, then resume"
+            f"losses or gradients of {steps} up to iteration {iteration} were not finite; {saves}. Lower optimizer.lr, "
+            "set optimizer.clip_grad or check the data, then resume"
         )
 
 
 class SkippedSteps:
-    """The newest steps, each finite or skipped. Steps that search for a loss scale are not counted at all.
+    """The newest steps, each finite or not. Steps that search for a loss scale are not counted at all.
 
     Attributes:
-        in_a_row: steps skipped since the last finite one.
+        in_a_row: steps since the last finite one.
     """
 
     def __init__(self, most: int, window: int | None) -> None:
@@ -40,6 +40,11 @@ class SkippedSteps:
         """Count a step."""
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         self._recent.append(skipped)
+
+    @property
+    def all_of_them(self) -> str:
+        """All the newest steps, in words, if none of them was finite; else empty."""
+        return f"all the last {self.in_a_row} steps" if self.in_a_row and self.in_a_row >= len(self._recent) else ""
 
     @property
     def excess(self) -> str:

@@ -47,10 +47,20 @@ def test_steps_without_finite_gradients_end_the_run(tmp_path):
         assert job.ends([0]) == [1]
     error = error_of(run)
     assert error["type"] == "NonFiniteError"
-    says = "the gradients of the last 5 steps (training.max_skipped_steps 5) up to iteration 6 were not finite"
+    says = "losses or gradients of the last 5 steps (training.max_skipped_steps 5) up to iteration 6 were not finite"
     assert says in error["message"]
     assert rows(run)[-1]["nan_iterations"] == 5
     assert complete_iterations(run / "checkpoints") == []
+
+
+def test_a_run_without_a_finite_loss_at_its_end_is_not_completed(tmp_path):
+    run = tmp_path / "run"
+    spoils = {"lr": 1e30, "lr_warmup_iters": 0, "clip_grad": 0, "optimizer": "sgd"}
+    write_config(run, spoils, training={"train_iters": 3, "max_skipped_steps": 0})
+    with Job(run, 1) as job:
+        assert job.ends([0]) == [1]
+    assert error_of(run)["message"].startswith("losses or gradients of all the last 2 steps up to iteration 3")
+    assert not (run / "attempts/1/outcome.json").exists()
 
 
 def spoil_nine_of_ten():
@@ -76,7 +86,7 @@ def test_steps_that_are_mostly_skipped_end_the_run(tmp_path, precision):
         assert job.ends([0]) == [1]
     error = error_of(run)
     assert error["type"] == "NonFiniteError"
-    assert "the gradients of 11 of the last " in error["message"]
+    assert "losses or gradients of 11 of the last " in error["message"]
     assert "skipped_steps_window 20" in error["message"]
     key = "skipped_iterations" if is_fp16 else "nan_iterations"
     assert rows(run)[-1][key] == (11 + 4 if is_fp16 else 11)

@@ -210,7 +210,8 @@ def vocabulary(config: TrainConfig, sources: Sequence[Source], tokenizer: Tokeni
     # A NullTokenizer's vocab_size excludes the end-of-document token, as in Megatron-LM.
     by_numbers = config.data.tokenizer_type == "NullTokenizer"
     wanted = None if by_numbers else config.model.vocab_size
-    if tokenizer is not None and (by_numbers or not known):
+    # Also beside manifests: T5's sentinels are tokens that the data was prepared without.
+    if tokenizer is not None:
         known.append(tokenizer.vocab_size)
     vocab_size = wanted or (max(known) if known else None)
     if vocab_size is None:

@@ -17,11 +17,13 @@ from tests.trainer.data.masked.masked_corpus import (
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
+from trainer.data.indexed.manifest import Manifest
 from trainer.data.loading.build import build_data
 from trainer.data.masked.masking import MaskingRules
 from trainer.data.masked.mock import END, FIRST_SENTINEL, SPAN, MockT5Samples
 from trainer.data.masked.t5_dataset import T5Dataset
 from trainer.data.samples.mock import MockDataset
+from trainer.data.tokenizers.factory import load_tokenizer
 from trainer.planning.build_config import build_config
 
 ENCODER, DECODER, SEED = 64, 32, 5
@@ -78,6 +80,24 @@ def test_batches_are_the_samples_of_the_dataset(tmp_path: Path) -> None:
                 # No index outside of the table, even where no loss counts.
                 assert int(batch.labels[row].min()) >= 0
             assert batch.valid_tokens == int(batch.loss_mask.sum())
+
+
+def test_sentinels_that_the_data_was_prepared_without_have_rows(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    prefix = write_sentences(tmp_path / "corpus", made_documents(60, 1), len(WORDS))
+    named = {"tokenizer_type": "BertWordPieceCase", "vocab_file": str(tmp_path / "vocab.txt")}
+    plain = load_tokenizer(config(**named).data)
+    assert plain.vocab_size == len(WORDS)
+    with IndexedDataset(prefix) as tokens:
+        counts = tokens.document_count, len(tokens.sequence_lengths), tokens.token_count
+    Manifest(plain.sha256, plain.vocab_size, None, *counts, len(WORDS) - 1, 1).write(prefix)
+    found = config(train_data_path=[str(prefix)], vocab_extra_ids=50, **named)
+    assert build_data(found, 0, 1).vocab_size == len(WORDS) + 50
+    small = found.model_copy(update={"model": found.model.model_copy(update={"vocab_size": len(WORDS)})})
+    with pytest.raises(
+        DataError, match=f"{len(WORDS)} is too small for the tokenizer of the data; use {len(WORDS) + 50}"
+    ):
+        build_data(small, 0, 1)
 
 
 def test_a_decoder_that_is_too_short_is_told_with_the_key(tmp_path: Path) -> None:
