@@ -59,7 +59,13 @@ ARCEE = Family(
     write_config=_write,
     weights=_weights,
     tiny=TINY,
-    absent={**ABSENT, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    absent={
+        **ABSENT,
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
 )
 '''
 
@@ -67,12 +73,12 @@ ARCEE = Family(
 @pytest.fixture
 def with_family(tree: CopiedTree) -> CopiedTree:
     """The copy after all steps of part 1."""
-    tree.write("trainer/families/arcee.py", FAMILY)
+    tree.write("trainer/families/dense/arcee.py", FAMILY)
     catalogue = "trainer/families/catalogue.py"
     tree.add_after(
         catalogue,
-        "from trainer.config.sections.model import ModelConfig",
-        "from trainer.families.arcee import ARCEE",
+        "from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3",
+        "from trainer.families.dense.arcee import ARCEE",
     )
     tree.add_after(catalogue, "    LLAMA,", "    ARCEE,")
     page = "docs/guide/models.md"

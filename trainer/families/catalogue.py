@@ -11,6 +11,12 @@ from pydantic import ValidationError
 from trainer.config.sections.model import ModelConfig
 from trainer.families.bert import BERT, MEGATRON_BERT
 from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from trainer.families.dense.gemma import GEMMA
+from trainer.families.dense.glm4 import GLM, GLM4
+from trainer.families.dense.ministral import MINISTRAL
+from trainer.families.dense.olmo3 import OLMO3
+from trainer.families.dense.seed_oss import SEED_OSS
+from trainer.families.dense.starcoder2 import STARCODER2
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
 from trainer.families.format.hub_config import HubConfig
@@ -22,6 +28,7 @@ from trainer.families.gpt_oss import GPT_OSS
 from trainer.families.llama import LLAMA
 from trainer.families.mistral import MISTRAL
 from trainer.families.mixtral import MIXTRAL
+from trainer.families.mixtures.olmoe import OLMOE
 from trainer.families.olmo2 import OLMO2
 from trainer.families.opt import OPT
 from trainer.families.phi import PHI
@@ -37,13 +44,21 @@ FAMILIES: tuple[Family, ...] = (
     PHI,
     LLAMA,
     MISTRAL,
+    MINISTRAL,
     MIXTRAL,
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    GEMMA,
     GEMMA2,
     GEMMA3,
     OLMO2,
+    OLMO3,
+    OLMOE,
+    GLM,
+    GLM4,
+    SEED_OSS,
+    STARCODER2,
     GPT_OSS,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
@@ -51,6 +66,20 @@ FAMILIES: tuple[Family, ...] = (
     MEGATRON_BERT,
     T5,
 )
+
+# Parts that take the place of attention in some or all layers -> model types that have them.
+_NOT_COMPUTED: Mapping[str, tuple[str, ...]] = {
+    "layers of linear attention": (
+        *("bailing_hybrid", "kimi_linear", "minimax", "minimax_text_01", "olmo_hybrid", "qwen3_next"),
+        *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    ),
+    "state-space layers": (
+        *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h"),
+        *("plamo2", "zamba", "zamba2"),
+    ),
+    "recurrent layers": ("recurrent_gemma", "rwkv", "xlstm"),
+    "convolutions in the place of attention": ("lfm2", "lfm2_moe"),
+}
 
 
 def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
@@ -66,6 +95,9 @@ def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
     model_type = keys.get("model_type")
     found = next((family for family in FAMILIES if family.model_type == model_type), None)
     if found is None:
+        parts = next((parts for parts, model_types in _NOT_COMPUTED.items() if model_type in model_types), None)
+        if parts is not None:
+            raise FamilyError(f"{where}: model_type {model_type!r} has {parts}, which this trainer does not compute")
         what = f"model_type {model_type!r} is not a family known here"
         if model_type is None:
             what = "has no model_type, which names the family; add it as transformers 5 writes it"

@@ -24,7 +24,7 @@ def _read(hub: HubConfig) -> dict[str, Any]:
         hub.only("_sliding_window_pattern", pattern)
     return {
         **shape,
-        **read_rope(hub, has_local_base=True),
+        **read_rope(hub, local_base_key="rope_local_base_freq"),
         **read_windows(hub, layers, [(layer + 1) % pattern != 0 for layer in range(layers)]),
         "qk_layernorm": True,
     }

@@ -33,12 +33,14 @@ def read_activation(hub: HubConfig, key: str) -> str:
     return ACTIVATIONS[hub.only(key, *ACTIVATIONS)]
 
 
-def dropout_notes(keys: Mapping[str, Any]) -> Iterator[str]:
+def dropout_notes(
+    keys: Mapping[str, Any], residual_key: str = "resid_pdrop", embedding_key: str = "embd_pdrop"
+) -> Iterator[str]:
     """One sentence if the embedding has another rate of dropout than the residual stream."""
-    residual, embedding = keys.get("resid_pdrop"), keys.get("embd_pdrop")
+    residual, embedding = keys.get(residual_key), keys.get(embedding_key)
     if residual is not None and embedding is not None and residual != embedding:
         yield (
-            f"embd_pdrop {embedding} differs from resid_pdrop {residual}, but this trainer has one rate, "
+            f"{embedding_key} {embedding} differs from {residual_key} {residual}, but this trainer has one rate, "
             f"model.hidden_dropout, which is {residual} here; it changes training, but no logit"
         )
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 
-def _read(hub: HubConfig) -> dict[str, Any]:
+def read_without_rope(hub: HubConfig) -> dict[str, Any]:
+    """Keys of the model section without rotary positions; also those of OLMo 3."""
     hub.only("hidden_act", *SILU)
     biased = hub.take("attention_bias")
     return {
         **read_shape(hub),
-        **read_rope(hub),
         "norm_placement": "output",
         "qk_layernorm": True,
         "qk_layernorm_scope": "all",
@@ -31,12 +31,17 @@ def _read(hub: HubConfig) -> dict[str, Any]:
     }
 
 
+def _read(hub: HubConfig) -> dict[str, Any]:
+    return {**read_without_rope(hub), **read_rope(hub)}
+
+
 def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
     shape = write_shape(model, vocab_size, max_positions)
     return {**shape, "hidden_act": "silu", "attention_bias": model.has_qkv_bias}
 
 
-def _weights(model: ModelConfig) -> Iterator[Weight]:
+def weights(model: ModelConfig) -> Iterator[Weight]:
+    """All tensors; also those of OLMo 3."""
     yield from ends(model)
     for layer in range(model.num_layers):
         ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
@@ -52,7 +57,7 @@ OLMO2 = Family(
     architecture="Olmo2ForCausalLM",
     read_config=_read,
     write_config=_write,
-    weights=_weights,
+    weights=weights,
     tiny=TINY,
     absent={**ABSENT, "rms_norm_eps": 1e-5, "vocab_size": 50304},
 )

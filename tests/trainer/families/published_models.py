@@ -38,7 +38,7 @@ def config_of(family: Family, **changes: Any) -> Any:
     keys[_STD_KEYS.get(family.model_type, "initializer_range")] = STD
     for key in (
         *("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "dropout_rate"),
-        *("attention_probs_dropout_prob", "hidden_dropout_prob"),
+        *("attention_probs_dropout_prob", "hidden_dropout_prob", "residual_dropout", "embedding_dropout"),
     ):
         if key in AutoConfig.for_model(family.model_type).to_dict():
             keys[key] = 0.0

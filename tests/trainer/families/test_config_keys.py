@@ -10,6 +10,9 @@ import pytest
 
 from trainer.families.catalogue import FAMILIES, read_model
 from trainer.families.deepseek import DEEPSEEK_V3
+from trainer.families.dense.gemma import GEMMA
+from trainer.families.dense.ministral import MINISTRAL
+from trainer.families.dense.olmo3 import OLMO3
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
 from trainer.families.gemma2 import GEMMA2
@@ -19,6 +22,7 @@ from trainer.families.gpt_neox import GPT_NEOX
 from trainer.families.gpt_oss import GPT_OSS
 from trainer.families.llama import LLAMA
 from trainer.families.mistral import MISTRAL
+from trainer.families.mixtures.olmoe import OLMOE
 from trainer.families.phi import PHI
 from trainer.families.qwen2 import QWEN2
 from trainer.families.qwen3 import QWEN3
@@ -98,6 +102,10 @@ WINDOWS = {
     "Gemma 2 with a list": (GEMMA2, {"layer_types": LAYER_TYPES}),
     "Gemma 3 with an old pattern": (GEMMA3, {"layer_types": ..., "sliding_window_pattern": 2}),
     "Gemma 3 without any": (GEMMA3, {"layer_types": ..., "num_hidden_layers": 7}),
+    "OLMo 3 without any": (OLMO3, {"num_hidden_layers": 9}),
+    "OLMo 3 with a list": (OLMO3, {"layer_types": LAYER_TYPES}),
+    "Ministral without any": (MINISTRAL, {"layer_types": ...}),
+    "Ministral without a width": (MINISTRAL, {"layer_types": ..., "sliding_window": None}),
     "gpt-oss without any": (GPT_OSS, {"sliding_window": ...}),
 }
 
@@ -177,6 +185,13 @@ REFUSED: dict[str, tuple[Family, dict[str, Any], str]] = {
     "heads that were removed": (GPT2, {"pruned_heads": {"0": [1]}}, "pruned_heads is {'0': [1]}, but"),
     "attention to another model": (GPT2, {"add_cross_attention": True}, "add_cross_attention is True, but"),
     "two decoders": (T5, {"is_encoder_decoder": False}, "is_encoder_decoder is False, but"),
+    "clipped queries": (OLMOE, {"clip_qkv": 8.0}, "clip_qkv is 8.0, but this trainer computes only None"),
+    "a base that two versions read differently": (
+        OLMO3,
+        {"rope_parameters": ..., "rope_theta": 1e4},
+        "rope_theta is 10000.0, which transformers 5 gives only the layers without a window",
+    ),
+    "gates of transformers 4": (GEMMA, {"hidden_activation": "silu"}, "hidden_activation is 'silu', but"),
     "absent heads of the published size": (
         DEEPSEEK_V3,
         {"num_key_value_heads": ...},
@@ -218,3 +233,34 @@ def test_what_cannot_be_computed_is_refused_in_one_sentence(name: str) -> None:
         model_of(family, **changes)
     assert message in str(caught.value)
     assert str(caught.value).startswith("config.json: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("qwen3_next", "layers of linear attention"),
+        ("minimax", "layers of linear attention"),
+        ("kimi_linear", "layers of linear attention"),
+        ("granitemoehybrid", "state-space layers"),
+        ("mamba2", "state-space layers"),
+        ("rwkv", "recurrent layers"),
+        ("lfm2", "convolutions in the place of attention"),
+    ],
+)
+def test_a_hybrid_is_refused_by_its_layers(model_type: str, reason: str) -> None:
+    with pytest.raises(FamilyError) as caught:
+        read_model({"model_type": model_type}, "config.json")
+    expected = f"config.json: model_type {model_type!r} has {reason}, which this trainer does not compute"
+    assert str(caught.value) == expected
+
+
+def test_bases_of_two_kinds_of_layers_survive() -> None:
+    tables = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    model = read_model({"model_type": "olmo3", **OLMO3.tiny, "rope_parameters": tables}, "config.json")[1]
+    assert (model.rotary_base, model.rotary_base_local) == (1e6, 1e4)
+    written = OLMO3.write_config(model, 101, 64)
+    assert written["rope_parameters"] == tables and "rope_theta" not in written
+    assert read_model({"model_type": "olmo3", **written}, "config.json")[1] == model

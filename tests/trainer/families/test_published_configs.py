@@ -77,6 +77,11 @@ READ: dict[str, tuple[str, int, dict[str, Any]]] = {
         324_057_088,
         {"activation_func": "gelu_tanh", "parallel_residual": True, "rotary_percent": 0.25},
     ),
+    "allenai/Olmo-3.1-32B-Instruct": (
+        "OLMo 3",
+        32_233_522_176,
+        {"rotary_base_local": 500_000.0, "window_layers": ([True] * 3 + [False]) * 16},
+    ),
     "facebook/opt-1.3b, one layer": ("OPT", 157_517_824, {"position_embedding_offset": 2}),
     "deepseek-ai/DeepSeek-V2, smaller": (
         "DeepSeek-V2",
@@ -96,7 +101,6 @@ REFUSED = {
     "moonshotai/Kimi-K2-Instruct": "model_type 'kimi_k2' is not a family known here",
     "zai-org/GLM-4.7-FP8": "model_type 'glm4_moe' is not a family known here",
     "microsoft/phi-4": "model_type 'phi3' is not a family known here",
-    "allenai/Olmo-3.1-32B-Instruct": "model_type 'olmo3' is not a family known here",
     "tiiuae/falcon-40b, smaller": "model_type 'falcon' is not a family known here",
 }
 UNTIED = "google/flan-t5-large"

@@ -39,6 +39,14 @@ VARIANTS = [
             "gpt_neox": [{"use_parallel_residual": False, "hidden_act": "gelu_new"}],
             # The first T5: no gates, the word table as output table, stacks of equal depth.
             "t5": [{"feed_forward_proj": "relu", "tie_word_embeddings": True, "num_decoder_layers": None}],
+            "gemma": [{"attention_bias": True, "hidden_act": "gelu"}],
+            # No scaling: one table of angles for all layers.
+            "olmo3": [{"rope_parameters": None, "attention_bias": True}],
+            "olmoe": [{"norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 8}],
+            "glm4": [{"attention_bias": False, "partial_rotary_factor": 1.0, "tie_word_embeddings": True}],
+            "ministral": [{"layer_types": None, "tie_word_embeddings": True}],
+            "seed_oss": [{"attention_bias": True, "attention_out_bias": False}],
+            "starcoder2": [{"use_bias": False, "tie_word_embeddings": False, "sliding_window": None}],
             "qwen3_moe": [{"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}],
         }.get(family.model_type, [])
     ),

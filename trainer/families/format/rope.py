@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
 
 _APART = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
-_LOCAL_BASE = "rope_local_base_freq"
 # Types whose old length, if the file has none, is that of the model.
 _OF_LENGTH = ("llama3", "yarn")
 
@@ -29,7 +28,7 @@ def read_rope(
     base_key: str = "rope_theta",
     percent_key: str | None = None,
     unscaled: Mapping[str, Any] | None = None,
-    has_local_base: bool = False,
+    local_base_key: str | None = None,
 ) -> dict[str, Any]:
     """Our keys for the rotary positions of a config.json.
 
@@ -38,15 +37,15 @@ def read_rope(
         base_key: name of the base in the old form.
         percent_key: name of the share of rotated channels in the old form; None if the family rotates all.
         unscaled: what a file without any scaling means, if not plain angles.
-        has_local_base: layers with a window have a base of their own.
+        local_base_key: name, in the old form, of the base of layers with a window; None if one table is of all layers.
 
     Raises:
         FamilyError: both forms are there and differ, or layers with a window have scaled angles.
     """
     scaling, current = _table(hub, "rope_scaling"), _table(hub, "rope_parameters")
     keys: dict[str, Any] = {"position_embedding_type": "rope"}
-    if has_local_base:
-        keys["rotary_base_local"], current = _split(hub, current)
+    if local_base_key is not None:
+        keys["rotary_base_local"], current = _split(hub, current, local_base_key)
     elif FULL in current or SLIDING in current:
         raise FamilyError(f"{hub.where}: rope_parameters differs by kind of layer, which this family does not have")
     if scaling and current and _numbers(scaling) != _numbers(current):
@@ -96,9 +95,9 @@ def _one_value(hub: HubConfig, name: str, table: Mapping[str, Any], old: str | N
     return inner
 
 
-def _split(hub: HubConfig, table: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+def _split(hub: HubConfig, table: dict[str, Any], base_key: str) -> tuple[float, dict[str, Any]]:
     """Base of the layers with a window, and the table of the others."""
-    local = hub.take(_LOCAL_BASE)
+    local = hub.take(base_key)
     if not table:
         return local, table
     if not all(isinstance(table.get(kind), dict) for kind in (FULL, SLIDING)):
@@ -106,7 +105,7 @@ def _split(hub: HubConfig, table: dict[str, Any]) -> tuple[float, dict[str, Any]
     inner = table[SLIDING]
     if inner.get("rope_type", "default") != "default" or inner.keys() - {*_APART}:
         raise FamilyError(f"{hub.where}: rope_parameters scales layers with a sliding window, which is not supported")
-    return _one_value(hub, "rope_theta", inner, _LOCAL_BASE), table[FULL]
+    return _one_value(hub, "rope_theta", inner, base_key), table[FULL]
 
 
 def write_rope(model: ModelConfig) -> dict[str, Any]:

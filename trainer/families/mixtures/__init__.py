@@ -1,0 +1,1 @@
+"""Decoders with a mixture of experts: a file each. Torch-free."""
