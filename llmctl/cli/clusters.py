@@ -80,7 +80,7 @@ def validate(
     """Check profiles: keys and values; on the cluster, that runs_root is writable and the jobs' Python starts."""
     from llmctl.context import resolve_profile_paths
     from llmctl.submit.check_job import check_runs_root
-    from llmctl.submit.torch_check import check_job_python
+    from llmctl.submit.checks.torch_check import check_job_python
 
     context: Context = ctx.obj
     worst = 0

@@ -10,6 +10,7 @@ import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.context import Context
+from llmctl.errors import UsageError
 
 if TYPE_CHECKING:
     from llmctl.runs.record import RunRecord
@@ -50,6 +51,8 @@ _SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is
 _ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
 _SECRETS = _option("--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
 _SCRIPT_ARGUMENTS = _option("--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable.")
+_HF = _option("--hf", "FOLDER", "Continue the pretraining of this Hugging Face folder on --data.")
+_DATA = _option("--data", "TEXT", "With --hf: .jsonl, .parquet or text files; text is cut at blank lines.")
 _RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
 _INSTALLED = _switch("--installed", "Use the trainer installed in the environment, not a snapshot of llmctl's.")
 _TEMPLATE = _option("--template", "FILE", "Template of job.sh. Default: the scheduler's template.")
@@ -75,7 +78,10 @@ _JOB_FLAGS = {
 """Key of the config's job section, also the name of the parameter -> flag."""
 
 
-@app.command(epilog="llmctl submit [OPTIONS] -- COMMAND... runs COMMAND once on every node instead of the trainer.")
+@app.command(
+    epilog="llmctl submit [OPTIONS] -- COMMAND... runs COMMAND once on every node instead of the trainer.",
+    context_settings={"allow_extra_args": True},
+)
 def submit(
     ctx: typer.Context,
     config: str | None = _CONFIG,
@@ -98,6 +104,8 @@ def submit(
     env: list[str] | None = _ENV,
     secrets: list[str] | None = _SECRETS,
     script_arguments: list[str] | None = _SCRIPT_ARGUMENTS,
+    hf: str | None = _HF,
+    data: list[str] | None = _DATA,
     run_id: str | None = _RUN_ID,
     installed: bool = _INSTALLED,
     template: str | None = _TEMPLATE,
@@ -111,11 +119,14 @@ def submit(
     from llmctl.submit.job import Flag, SubmitArguments
     from llmctl.submit.plan import plan_submission
 
+    texts = [*(data or ()), *((word for word in (config, *ctx.args) if word) if data else ())]
+    if ctx.args and not data:
+        raise UsageError(f"{ctx.args[0]}: is one word too many; the only argument is CONFIG")
     if exclude is not None:
         given["exclude"] = parse_nodes(exclude)
     context: Context = ctx.obj
     arguments = SubmitArguments(
-        config=config,
+        config=None if data else config,
         flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
         cluster=cluster,
         settings=tuple(settings or ()),
@@ -128,6 +139,8 @@ def submit(
         dry_run=dry_run,
         template=template,
         script_arguments=tuple(script_arguments or ()),
+        hf=hf,
+        data=tuple(texts),
     )
     return submit_plan(plan_submission(context, arguments), context, dry_run=dry_run, as_json=as_json, follow=follow)
 

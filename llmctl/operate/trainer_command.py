@@ -11,10 +11,10 @@ from llmctl.context import Context, is_remote, resolve_profile_paths
 from llmctl.doctor.python import ARCHITECTURES
 from llmctl.errors import ProfileError
 from llmctl.operate.interactive import code_variables
+from llmctl.submit.checks.torch_check import check_job_python
 from llmctl.submit.decide import job_python
 from llmctl.submit.render import interactive_script
 from llmctl.submit.snapshot import store_trainer
-from llmctl.submit.torch_check import check_job_python
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile

@@ -22,10 +22,10 @@ from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord, Submission
 from llmctl.runs.scheduler_query import RetryPolicy, find_job, last_line
 from llmctl.submit.checks.site import runs_root_problem
+from llmctl.submit.checks.torch_check import check_torch
 from llmctl.submit.container_runtime import check_container_runtime
 from llmctl.submit.job import Job, SubmitPlan
 from llmctl.submit.origins import profile_error
-from llmctl.submit.torch_check import check_torch
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.protocol import CommandResult, Transport, program_of, transport_for
 

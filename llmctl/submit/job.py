@@ -57,6 +57,8 @@ class SubmitArguments:
         template: file of a template for job.sh; None: the scheduler's own.
         dry_run: query no scheduler, and another machine only for facts that the script needs.
         script_arguments: ``NAME=VALUE`` of every --arg, for a CONFIG that is a training script.
+        hf: folder of a published model whose training goes on, in place of CONFIG.
+        data: files of text for it.
     """
 
     config: str | None
@@ -72,6 +74,8 @@ class SubmitArguments:
     template: str | None = None
     dry_run: bool = False
     script_arguments: tuple[str, ...] = ()
+    hf: str | None = None
+    data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,9 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
             mounts = profile.container.mounts
             resolved, notes = with_start_model(resolved, session.transport, mounts, dry_run=arguments.dry_run)
             warnings += notes
+        if arguments.hf is not None:
+            resolved, notes = _with_lengths(context, session, resolved)
+            warnings += notes
         config = training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, default_name, after=arguments.after, command=arguments.command)
@@ -85,7 +88,10 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
 
 
 def _read_config(context: Context, arguments: SubmitArguments) -> ConfigFile | None:
-    """The config file, which a COMMAND need not have."""
+    """The config file, which a COMMAND and --hf do without."""
+    if arguments.hf is not None or arguments.data:
+        _check_continued(arguments)
+        return None
     if arguments.command and arguments.config is None:
         if arguments.script_arguments:
             raise UsageError("--arg: goes with a training script, and a COMMAND has none")
@@ -93,6 +99,24 @@ def _read_config(context: Context, arguments: SubmitArguments) -> ConfigFile | N
     from llmctl.submit.config_file import read_config
 
     return read_config(context, arguments)
+
+
+def _check_continued(arguments: SubmitArguments) -> None:
+    if arguments.hf is None or not arguments.data:
+        missing, given = ("--hf FOLDER", "--data") if arguments.hf is None else ("--data TEXT", "--hf")
+        raise UsageError(f"{given}: also give {missing}: a published model is trained on text")
+    if arguments.command or arguments.script_arguments:
+        raise UsageError("--hf: takes the place of CONFIG, COMMAND and --arg; leave them out, or leave out --hf")
+
+
+def _with_lengths(context: Context, session: ClusterSession, resolved: Resolved) -> tuple[Resolved, list[str]]:
+    from llmctl.submit.continued import with_lengths
+    from llmctl.submit.visible_gpus import visible_gpus
+
+    backend = session.backend or context.backend(session.profile)
+    on_cpu = resolved.values["training"].get("device") == "cpu"
+    has_gpus = not on_cpu and (not backend.capabilities.starts_in_place or bool(visible_gpus(context)))
+    return with_lengths(resolved, session.transport, has_gpus=has_gpus)
 
 
 def _default_name(arguments: SubmitArguments, file: ConfigFile | None) -> str:
@@ -146,6 +170,10 @@ def _first_record(
 
 def _flags(arguments: SubmitArguments) -> list[Flag]:
     flags = [*parse_settings(arguments.settings), *arguments.flags]
+    if arguments.hf is not None:
+        from llmctl.submit.continued import continued_flags
+
+        flags = [*continued_flags(arguments.hf, arguments.data), *flags]
     for entry in arguments.env:
         name, equals, value = entry.partition("=")
         if not equals or not name:

@@ -16,10 +16,10 @@ import yaml
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, SchedulerError, UsageError
 from llmctl.runs.record import RunRecord
+from llmctl.submit.checks.torch_check import check_torch
 from llmctl.submit.execute import execute_plan
 from llmctl.submit.job import SubmitArguments
 from llmctl.submit.plan import plan_submission
-from llmctl.submit.torch_check import check_torch
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.submit.test_queue_submit import CONFIG, PROFILE, SBATCH, SQUEUE
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from llmctl.errors import ProfileError
+from llmctl.submit.checks.torch_check import check_job_python, check_torch
 from llmctl.submit.execute import execute_plan
 from llmctl.submit.job import SubmitArguments
 from llmctl.submit.plan import plan_submission
-from llmctl.submit.torch_check import check_job_python, check_torch
 from tests.llmctl.submit.test_remote_submit import OtherMachine, context, write_profile
 
 __all__ = ["context"]
