@@ -25,7 +25,7 @@ from trainer.commands.model_ranks import (
 from trainer.config.command_parser import print_text
 from trainer.config.generate_flags import parse
 from trainer.data.tokenizers.tokenizer import Tokenizer
-from trainer.generation.model import GenerationModel, check_rows
+from trainer.generation.model import GenerationModel, check_rows, most_positions
 from trainer.generation.prompts import read_prompts
 from trainer.generation.settings import GenerationSettings
 from trainer.generation.source import ModelSource
@@ -84,7 +84,7 @@ class _Request:
             seed=options.seed,
             stop_tokens=stop_tokens_of(source, tokenizer),
         )
-        check_rows(prompts, source.vocab_size, config.max_position_embeddings, more=min(1, settings.max_new_tokens))
+        check_rows(prompts, source.vocab_size, most_positions(config), more=min(1, settings.max_new_tokens))
         return cls(source, layout, tokenizer, texts, prompts, settings)
 
 

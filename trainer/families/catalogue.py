@@ -13,8 +13,9 @@ from trainer.families.bert import BERT, MEGATRON_BERT
 from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from trainer.families.dense.gemma import GEMMA
 from trainer.families.dense.glm4 import GLM, GLM4
-from trainer.families.dense.ministral import MINISTRAL
+from trainer.families.dense.ministral import MINISTRAL, MINISTRAL3
 from trainer.families.dense.olmo3 import OLMO3
+from trainer.families.dense.phi3 import PHI3
 from trainer.families.dense.seed_oss import SEED_OSS
 from trainer.families.dense.starcoder2 import STARCODER2
 from trainer.families.format.errors import FamilyError
@@ -42,9 +43,11 @@ FAMILIES: tuple[Family, ...] = (
     OPT,
     GPT_NEOX,
     PHI,
+    PHI3,
     LLAMA,
     MISTRAL,
     MINISTRAL,
+    MINISTRAL3,
     MIXTRAL,
     QWEN2,
     QWEN3,

@@ -18,6 +18,7 @@ from trainer.generation.errors import GenerationError
 from trainer.generation.sampling import choose_tokens, row_generators
 from trainer.model.cache import KeyValueCache
 from trainer.pipeline.executor import forward_logits, forward_next
+from trainer.planning.rope import RopeScaling
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -83,7 +84,7 @@ class GenerationModel:
     @property
     def most_positions(self) -> int:
         """Longest row, in tokens."""
-        return self.config.max_position_embeddings
+        return most_positions(self.config)
 
     def logits(self, tokens: Tensor) -> Tensor | None:
         """Logits [B, S, V] of tokens int64 [B, S], in the model's dtype, on the last stage's ranks; else None.
@@ -182,7 +183,16 @@ class GenerationModel:
         ]
 
 
-def check_rows(rows: Sequence[Sequence[int]], vocab_size: int, most_positions: int, *, more: int = 0) -> None:
+def most_positions(config: TrainConfig) -> int:
+    """Tokens of the longest row; with longrope the most that take the short factors.
+
+    One token more would change the angles of all tokens before it, whose keys are kept.
+    """
+    scaling, longest = RopeScaling.of(config.model), config.max_position_embeddings
+    return min(longest, int(scaling.original_max_position_embeddings)) if scaling.rope_type == "longrope" else longest
+
+
+def check_rows(rows: Sequence[Sequence[int]], vocab_size: int, longest: int, *, more: int = 0) -> None:
     """Check that a model can take each row, and ``more`` tokens after it.
 
     Raises:
@@ -197,10 +207,10 @@ def check_rows(rows: Sequence[Sequence[int]], vocab_size: int, most_positions: i
                 f"text {number + 1}: holds token {wrong}, but the model's vocabulary has {vocab_size} tokens; use the "
                 "tokenizer of its training"
             )
-        if len(row) + more > most_positions:
+        if len(row) + more > longest:
             raise GenerationError(
-                f"text {number + 1}: has {len(row)} tokens, but the model has {most_positions} positions; shorten it "
-                f"to {most_positions - more} tokens"
+                f"text {number + 1}: has {len(row)} tokens, but rows of this model end at {longest} tokens; shorten it "
+                f"to {longest - more} tokens"
             )
 
 

@@ -160,10 +160,11 @@ class GPTStage(Stage):
         if table is None:
             return None
         cp = self._axes.cp
+        length = len(tokens) * cp.size
+        table = table.of_rows(length)
         if positions is not None:
             return table.at(positions)
-        table = table.first(len(tokens) * cp.size)
-        return RotaryTable(cp.shard(table.cos, 0), cp.shard(table.sin, 0))
+        return table.first(length).each(lambda part: cp.shard(part, 0))
 
 
 def _vocab_table(model: ModelConfig, name: str, vocab_size: int, builder: ParameterBuilder) -> nn.Parameter:

@@ -6,7 +6,9 @@ Legend: S sequence, B micro-batch. Su et al. 2021 (arXiv:2104.09864), equation 3
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -23,6 +25,10 @@ class RotaryTable:
 
     cos: torch.Tensor
     sin: torch.Tensor
+    query_scale: torch.Tensor | None = None
+    """Factor of the queries, of the shape of cosines with one channel; None: 1."""
+    long: RotaryTable | None = None
+    """Table of rows that are longer than this table; None: there are none."""
 
     @classmethod
     def build(
@@ -41,7 +47,11 @@ class RotaryTable:
         angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies(rotated, base, scaling))
         angles = angles.view(length, 1, 1, 1, rotated // 2)
         cos, sin = ((part * scaling.amplitude).to(device, dtype) for part in (angles.cos(), angles.sin()))
-        return cls(cos, sin)
+        if scaling.llama_4_scaling_beta == 0.0:
+            return cls(cos, sin)
+        periods = torch.arange(length, dtype=torch.float64) // scaling.original_max_position_embeddings
+        scale = 1 + scaling.llama_4_scaling_beta * torch.log1p(periods)
+        return cls(cos, sin, scale.view(length, 1, 1, 1, 1).to(device, dtype))
 
     @classmethod
     def of(
@@ -59,7 +69,15 @@ class RotaryTable:
             return None
         else:
             base, scaling = model.rotary_base_local, UNSCALED
-        return cls.build(length, model.rotated_channels, base, dtype, device, scaling)
+        build = partial(cls.build, rotated=model.rotated_channels, base=base, dtype=dtype, device=device)
+        if scaling.rope_type != "longrope":
+            return build(length, scaling=scaling)
+        long = build(length, scaling=replace(scaling, short_factor=scaling.long_factor))
+        return replace(build(min(length, int(scaling.original_max_position_embeddings)), scaling=scaling), long=long)
+
+    def of_rows(self, length: int) -> RotaryTable:
+        """The table for rows of ``length`` tokens."""
+        return self if self.long is None or length <= len(self.cos) else self.long
 
     def first(self, length: int) -> RotaryTable:
         """The table of the first ``length`` positions (views).
@@ -69,16 +87,23 @@ class RotaryTable:
         """
         if length > len(self.cos):
             raise ValueError(f"a sequence of {length} exceeds the {len(self.cos)} positions of the rotary table")
-        return RotaryTable(self.cos[:length], self.sin[:length])
+        return self.each(lambda part: part[:length])
 
     def at(self, positions: torch.Tensor) -> RotaryTable:
         """The table of ``positions`` [S, B], all of which must lie in this table."""
-        return RotaryTable(self.cos[positions].squeeze(2), self.sin[positions].squeeze(2))
+        return self.each(lambda part: part[positions].squeeze(2))
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> RotaryTable:
+        """The table with every tensor changed in the same way, for rows of one length."""
+        scale = None if self.query_scale is None else change(self.query_scale)
+        return RotaryTable(change(self.cos), change(self.sin), scale)
 
 
 def frequencies(rotated: int, base: float, scaling: RopeScaling = UNSCALED) -> torch.Tensor:
     """Radians per position of each pair of channels, float64 [rotated/2]. For sources see trainer.planning.rope."""
     plain = base ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+    if scaling.rope_type == "longrope":
+        return plain / torch.tensor(scaling.short_factor, dtype=torch.float64)
     if scaling.rope_type == "linear":
         return plain / scaling.factor
     if scaling.rope_type == "llama3":

@@ -2,7 +2,8 @@
 
 linear: Chen et al. 2023 (arXiv:2306.15595). llama3: Llama 3.1's model card and code. yarn: Peng et al. 2023
 (arXiv:2309.00071), section 3; mscale and mscale_all_dim: DeepSeek-V2 (arXiv:2405.04434), section 3.1.4. dynamic changes
-nothing up to max_position_embeddings, and longer sequences are refused.
+nothing up to max_position_embeddings, and longer sequences are refused. longrope: Ding et al. 2024 (arXiv:2402.13753),
+section 3.3. llama_4_scaling_beta: the scale of queries of Llama 4 and Ministral 3, as transformers computes it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,17 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "original_max_position_embeddings", "short_factor", "long_factor"),
 }
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "yarn": (
+        *("attention_factor", "beta_fast", "beta_slow", "llama_4_scaling_beta", "mscale", "mscale_all_dim"),
+        "truncate",
+    ),
+    "longrope": ("attention_factor",),
 }
-_MAY_BE_ZERO = ("mscale", "mscale_all_dim")
+_MAY_BE_ZERO = ("llama_4_scaling_beta", "mscale", "mscale_all_dim")
+_LISTS = ("short_factor", "long_factor")
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,15 @@ class RopeScaling:
         beta_fast: yarn keeps frequencies with more turns than this over the old length.
         beta_slow: yarn divides frequencies with fewer turns than this over the old length.
         truncate: yarn rounds the bounds between the two to whole channels.
-        attention_factor: yarn's factor of cosines and sines; None computes it.
+        attention_factor: factor of cosines and sines in yarn and longrope; None computes it.
         mscale: yarn's weight of log(factor) in the factor of cosines and sines.
         mscale_all_dim: the same in its divisor. Multi-head latent attention multiplies scores by it instead.
+        short_factor: longrope divides the frequency of each pair by its entry, in rows up to the old length.
+        long_factor: the same in longer rows.
+        llama_4_scaling_beta: with yarn, queries at p are multiplied by 1 + beta log(1 + floor(p / old length)).
     """
 
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     original_max_position_embeddings: float = 1.0
     low_freq_factor: float = 1.0
@@ -61,6 +71,9 @@ class RopeScaling:
     attention_factor: float | None = None
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    llama_4_scaling_beta: float = 0.0
 
     @classmethod
     def of(cls, model: ModelConfig) -> RopeScaling:
@@ -81,7 +94,8 @@ class RopeScaling:
         if missing:
             raise ConfigError(_KEY, f"rope_type {rope_type} needs {', '.join(missing)}; take it from config.json")
         for name, value in numbers.items():
-            _check_number(name, value)
+            _check_value(name, value)
+        numbers |= {name: tuple(numbers[name]) for name in _LISTS if name in numbers}
         found = cls(rope_type=rope_type, **numbers)
         found._check_order()
         return found
@@ -97,10 +111,12 @@ class RopeScaling:
     @property
     def amplitude(self) -> float:
         """Factor of cosines and sines."""
-        if self.rope_type != "yarn":
-            return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.rope_type == "longrope" and self.factor > 1.0:
+            return math.sqrt(1.0 + math.log(self.factor) / math.log(self.original_max_position_embeddings))
+        if self.rope_type != "yarn":
+            return 1.0
         if self.mscale and self.mscale_all_dim:
             return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
         return self._magnitude(1.0)
@@ -130,11 +146,22 @@ def _rope_type(given: Mapping[str, Any]) -> Any:
     return found
 
 
-def _check_number(name: str, value: Any) -> None:
-    if name == "truncate":
+def _check_value(name: str, value: Any) -> None:
+    if name in _LISTS:
+        if not isinstance(value, (list, tuple)) or not value:
+            raise ConfigError(
+                _KEY, f"{name} is {value!r}; use a list of numbers, one for each pair of rotated channels"
+            )
+        for place, number in enumerate(value):
+            _check_number(f"{name}[{place}]", number)
+    elif name == "truncate":
         if not isinstance(value, bool):
             raise ConfigError(_KEY, f"truncate is {value!r}; use true or false")
-        return
+    else:
+        _check_number(name, value)
+
+
+def _check_number(name: str, value: Any) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
         raise ConfigError(_KEY, f"{name} is {value!r}; use a number above 0")
@@ -149,7 +176,7 @@ def check_rope(config: TrainConfig) -> None:
         ConfigError: names the key.
     """
     model = config.model
-    RopeScaling.of(model)
+    scaling = RopeScaling.of(model)
     for name in ("rope_scaling", "rotary_base_local", "rotary_interleaved"):
         if getattr(model, name) and model.position_embedding_type != "rope":
             raise ConfigError(f"model.{name}", "needs position_embedding_type rope; set that, or leave this key out")
@@ -159,6 +186,16 @@ def check_rope(config: TrainConfig) -> None:
             "is only for layers with a sliding window, which this model lacks; set model.window_size, or rotary_base",
         )
     rotated = model.rotated_channels
+    for name in _LISTS:
+        count = len(getattr(scaling, name))
+        if scaling.rope_type == "longrope" and count != rotated // 2:
+            raise ConfigError(
+                _KEY, f"{name} has {count} numbers, but a head has {rotated // 2} pairs of rotated channels"
+            )
+    if scaling.llama_4_scaling_beta and model.multi_latent_attention:
+        raise ConfigError(
+            _KEY, "llama_4_scaling_beta is not supported with multi_latent_attention; leave one of them out"
+        )
     if model.position_embedding_type == "rope" and (rotated % 2 or not rotated):
         if model.multi_latent_attention:
             raise ConfigError("model.qk_pos_emb_head_dim", f"{rotated} channels are not pairs; use {rotated + 1}")

@@ -11,8 +11,9 @@ import pytest
 from trainer.families.catalogue import FAMILIES, read_model
 from trainer.families.deepseek import DEEPSEEK_V3
 from trainer.families.dense.gemma import GEMMA
-from trainer.families.dense.ministral import MINISTRAL
+from trainer.families.dense.ministral import MINISTRAL, MINISTRAL3
 from trainer.families.dense.olmo3 import OLMO3
+from trainer.families.dense.phi3 import PHI3
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
 from trainer.families.gemma2 import GEMMA2
@@ -191,6 +192,26 @@ REFUSED: dict[str, tuple[Family, dict[str, Any], str]] = {
         {"rope_parameters": ..., "rope_theta": 1e4},
         "rope_theta is 10000.0, which transformers 5 gives only the layers without a window",
     ),
+    "scaled queries in Llama": (
+        LLAMA,
+        {"rope_parameters": MINISTRAL3.tiny["rope_parameters"]},
+        "llama_4_scaling_beta is 0.3, which transformers does not compute in this family",
+    ),
+    "Ministral 3 without scaled queries": (
+        MINISTRAL3,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        "rope_type linear has no llama_4_scaling_beta",
+    ),
+    "another scaling in Phi-3": (
+        PHI3,
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_type is 'linear', but transformers computes only 'longrope' in this family",
+    ),
+    "two old lengths": (
+        PHI3,
+        {"rope_scaling": {**PHI3.tiny["rope_scaling"], "original_max_position_embeddings": 16}},
+        "original_max_position_embeddings of the rotary positions is 16, but original_max_position_embeddings 64",
+    ),
     "gates of transformers 4": (GEMMA, {"hidden_activation": "silu"}, "hidden_activation is 'silu', but"),
     "absent heads of the published size": (
         DEEPSEEK_V3,
@@ -264,3 +285,17 @@ def test_bases_of_two_kinds_of_layers_survive() -> None:
     written = OLMO3.write_config(model, 101, 64)
     assert written["rope_parameters"] == tables and "rope_theta" not in written
     assert read_model({"model_type": "olmo3", **written}, "config.json")[1] == model
+
+
+def test_longrope_means_what_transformers_means() -> None:
+    factors = PHI3.tiny["rope_scaling"]
+    for name in ("longrope", "su", "yarn"):
+        found = model_of(PHI3, rope_scaling={**factors, "type": name}, original_max_position_embeddings=...)
+        assert found["rope_scaling"]["rope_type"] == "longrope"
+        assert found["rope_scaling"]["original_max_position_embeddings"] == 4096
+    assert model_of(PHI3)["rope_scaling"]["factor"] == 2.0
+    longer = model_of(PHI3, rope_scaling={**factors, "attention_factor": 1.5, "factor": 3.0})["rope_scaling"]
+    assert (longer["attention_factor"], longer["factor"]) == (1.5, 3.0)
+    llama = {"rope_type": "longrope", **{key: factors[key] for key in ("short_factor", "long_factor")}}
+    scaling = {**llama, "original_max_position_embeddings": 16}
+    assert model_of(LLAMA, rope_parameters=..., rope_scaling=scaling)["rope_scaling"] == {**scaling, "factor": 4.0}

@@ -62,6 +62,7 @@ READ: dict[str, tuple[str, int, dict[str, Any]]] = {
     ),
     "microsoft/phi-1": ("Phi", 1_414_562_935, {"rotary_percent": 0.5}),
     "microsoft/phi-2": ("Phi", 2_779_683_840, {"rotary_percent": 0.4, "hidden_dropout": 0.1}),
+    "microsoft/phi-4": ("Phi-3", 14_659_507_200, {"num_query_groups": 10, "rotary_base": 250_000}),
     "google-bert/bert-base-chinese, saved again": ("BERT", 102_882_442, {"vocab_size": 21_128}),
     "google-bert/bert-base-uncased, saved again": ("BERT", 110_106_428, {"norm_epsilon": 1e-12}),
     "BAAI/bge-small-en-v1.5": ("BERT", 33_539_900, {"num_layers": 12}),
@@ -100,7 +101,6 @@ REFUSED = {
     "distilbert/distilgpt2 of 2019": "has no model_type, which names the family",
     "moonshotai/Kimi-K2-Instruct": "model_type 'kimi_k2' is not a family known here",
     "zai-org/GLM-4.7-FP8": "model_type 'glm4_moe' is not a family known here",
-    "microsoft/phi-4": "model_type 'phi3' is not a family known here",
     "tiiuae/falcon-40b, smaller": "model_type 'falcon' is not a family known here",
 }
 UNTIED = "google/flan-t5-large"

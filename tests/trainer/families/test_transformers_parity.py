@@ -47,6 +47,8 @@ VARIANTS = [
             "ministral": [{"layer_types": None, "tie_word_embeddings": True}],
             "seed_oss": [{"attention_bias": True, "attention_out_bias": False}],
             "starcoder2": [{"use_bias": False, "tie_word_embeddings": False, "sliding_window": None}],
+            # The tiny model's rows take the short factors; these the long ones.
+            "phi3": [{"original_max_position_embeddings": 16, "sliding_window": 5}, {"rope_scaling": None}],
             "qwen3_moe": [{"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}],
         }.get(family.model_type, [])
     ),

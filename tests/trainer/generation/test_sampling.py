@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from trainer.generation.errors import GenerationError
-from trainer.generation.model import check_rows
+from trainer.generation.model import check_rows, most_positions
 from trainer.generation.prompts import read_prompts
 from trainer.generation.sampling import choose_tokens, row_generators, token_probabilities
 from trainer.generation.settings import GenerationSettings
 from trainer.generation.text import TextRow, TextStream
+from trainer.planning.build_config import build_config
 
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
 
@@ -81,7 +82,9 @@ def test_wrong_settings(values: dict[str, float], says: str) -> None:
 
 def test_texts_that_do_not_fit() -> None:
     check_rows([[1] * 7], 10, 8, more=1)
-    with pytest.raises(GenerationError, match="text 2: has 8 tokens, but the model has 8 positions; shorten it to 7"):
+    with pytest.raises(
+        GenerationError, match="text 2: has 8 tokens, but rows of this model end at 8 tokens; shorten it to 7"
+    ):
         check_rows([[1], [1] * 8], 10, 8, more=1)
     with pytest.raises(GenerationError, match="text 1: is empty"):
         check_rows([[]], 10, 8)
@@ -130,3 +133,14 @@ def test_prompts_of_files(tmp_path: Path) -> None:
     for name, says in (("no", "cannot be read: No such file"), ("bad.jsonl", "is no"), ("empty", "has no prompts")):
         with pytest.raises(GenerationError, match=says):
             read_prompts([], str(tmp_path / name))
+
+
+def test_rows_of_longrope_end_where_its_angles_change() -> None:
+    """One token more would change the angles of keys that are kept."""
+    factors = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+    scaling = {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 16, **factors}
+    shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "position_embedding_type": "rope"}
+    for longest, expected in ((64, 16), (8, 8)):
+        model = {**shape, "max_position_embeddings": longest, "rope_scaling": scaling}
+        values = {"model": model, "training": {"train_iters": 1, "seq_length": 8}, "optimizer": {"lr": 0.1}}
+        assert most_positions(build_config(values)) == expected

@@ -18,6 +18,10 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LONGROPE = {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 4} | {
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 3],
+}
 YARN = {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 LATENT = {
     **ROPE,
@@ -48,6 +52,9 @@ def config(model: dict[str, Any]) -> TrainConfig:
         {"type": "linear", "factor": 2},
         {"type": "yarn", **YARN, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0},
         {**YARN, "attention_factor": None, "truncate": False},
+        {**YARN, "llama_4_scaling_beta": 0.1},
+        LONGROPE,
+        {**LONGROPE, "attention_factor": 1.2},
         LLAMA3,
     ],
 )
@@ -58,7 +65,11 @@ def test_accepted(scaling: dict[str, Any] | None) -> None:
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [
-        ({"rope_type": "longrope"}, "longrope is not supported; use one of default, linear, dynamic, llama3, yarn"),
+        ({"rope_type": "ntk"}, "ntk is not supported; use one of default, linear, dynamic, llama3, yarn, longrope"),
+        ({"rope_type": "longrope", "factor": 2}, "needs original_max_position_embeddings, short_factor, long_factor"),
+        ({**LONGROPE, "short_factor": [1.0]}, "short_factor has 1 numbers, but a head has 2 pairs of rotated channels"),
+        ({**LONGROPE, "long_factor": 2.0}, "long_factor is 2.0; use a list of numbers"),
+        ({**LONGROPE, "long_factor": [1.0, 0]}, "long_factor[1] is 0; use a number above 0"),
         ({"factor": 8}, "has no rope_type"),
         ({"rope_type": "yarn", "type": "linear", "factor": 8}, "contradict each other"),
         ({"rope_type": "llama3", "factor": 8}, "needs low_freq_factor, high_freq_factor, original_max"),

@@ -38,7 +38,7 @@ class ModelConfig(Section):
     """Rotate channels 2i and 2i + 1 together. Off: channels i and i + half."""
     rope_scaling: dict[str, Any] | None = None
     """Change of the angles for longer contexts, in the words of Hugging Face's config.json: ``rope_type`` (default,
-    linear, dynamic, llama3, yarn) with the numbers of that type; see trainer.planning.rope."""
+    linear, dynamic, llama3, yarn, longrope) with the numbers of that type; see trainer.planning.rope."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: PositiveFloat = 1e-5
     norm_placement: Literal["pre", "post", "sandwich", "output"] = "pre"

@@ -8,6 +8,7 @@ A file may have both, if they say the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.errors import FamilyError
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 _APART = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
 # Types whose old length, if the file has none, is that of the model.
-_OF_LENGTH = ("llama3", "yarn")
+_OF_LENGTH = ("llama3", "yarn", "longrope")
+_OLD_LENGTH, _BETA = "original_max_position_embeddings", "llama_4_scaling_beta"
 
 
 def read_rope(
@@ -29,6 +31,9 @@ def read_rope(
     percent_key: str | None = None,
     unscaled: Mapping[str, Any] | None = None,
     local_base_key: str | None = None,
+    old_length_key: str | None = None,
+    other_types: Mapping[str, str] = MappingProxyType({}),
+    scales_queries: bool = False,
 ) -> dict[str, Any]:
     """Our keys for the rotary positions of a config.json.
 
@@ -38,6 +43,9 @@ def read_rope(
         percent_key: name of the share of rotated channels in the old form; None if the family rotates all.
         unscaled: what a file without any scaling means, if not plain angles.
         local_base_key: name, in the old form, of the base of layers with a window; None if one table is of all layers.
+        old_length_key: name of the old length beside the tables, which counts before theirs; None if only they have it.
+        other_types: other name of a type in this family -> the type.
+        scales_queries: the family reads llama_4_scaling_beta.
 
     Raises:
         FamilyError: both forms are there and differ, or layers with a window have scaled angles.
@@ -58,10 +66,25 @@ def read_rope(
     if rope_type == "default" and unread:
         hub.refuse(f"{'rope_scaling' if scaling else 'rope_parameters'} has {', '.join(unread)}, but no rope_type")
     if rope_type != "default":
-        keys["rope_scaling"] = _numbers(found)
+        rope_type = other_types.get(str(rope_type), rope_type)
+        keys["rope_scaling"] = numbers = {**_numbers(found), "rope_type": rope_type}
+        if _BETA in numbers and not scales_queries:
+            hub.refuse(f"{_BETA} is {numbers[_BETA]!r}, which transformers does not compute in this family; remove it")
+        longest = hub.take("max_position_embeddings")
         if rope_type in _OF_LENGTH:
-            keys["rope_scaling"].setdefault("original_max_position_embeddings", hub.take("max_position_embeddings"))
+            old = longest if old_length_key is None else hub.take(old_length_key)
+            if numbers.setdefault(_OLD_LENGTH, old) != old and old_length_key is not None:
+                hub.refuse(
+                    f"{_OLD_LENGTH} of the rotary positions is {numbers[_OLD_LENGTH]!r}, but {old_length_key} {old!r}; "
+                    "remove the wrong one"
+                )
+        if rope_type == "longrope" and _is_size(numbers[_OLD_LENGTH]):
+            numbers.setdefault("factor", max(1.0, longest / numbers[_OLD_LENGTH]))
     return keys
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _table(hub: HubConfig, key: str) -> dict[str, Any]:

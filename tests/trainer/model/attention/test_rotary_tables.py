@@ -124,3 +124,23 @@ def test_interleaved_pairs_are_neighbours() -> None:
     (_, expected), (_, found) = (our_layer(model, build, table) for model in (halves, pairs))
     torch.testing.assert_close(found["output"], expected["output"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found["input"], expected["input"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [{}, {"attention_factor": 1.4}])
+def test_longrope_takes_the_factors_of_the_rows_length(given: dict[str, float]) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.phi3 import modeling_phi3 as phi3
+
+    short, long = [1.0 + 0.1 * pair for pair in range(6)], [2.0 + pair for pair in range(6)]
+    shape = {"hidden_size": 96, "num_attention_heads": 8, "max_position_embeddings": 512}
+    scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long, **given}
+    hub = phi3.Phi3Config(**shape, original_max_position_embeddings=64, rope_scaling=dict(scaling), pad_token_id=0)
+    module = phi3.Phi3RotaryEmbedding(hub)
+    scaling |= {"original_max_position_embeddings": 64, "factor": 8.0}
+    table = RotaryTable.of(model_config(**shape, rope_scaling=scaling), 512, torch.float32, CPU)
+    assert table is not None
+    for length in (1, 64, 65, 512, 20):
+        cos, sin = module(torch.zeros(1), torch.arange(length)[None])
+        found = table.of_rows(length).first(length)
+        for ours, theirs in ((found.cos, cos), (found.sin, sin)):
+            torch.testing.assert_close(ours.view(length, 6), theirs[0, :, :6], rtol=0, atol=1e-4)
