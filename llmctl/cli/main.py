@@ -25,6 +25,7 @@ from llmctl.terminal_text import printable
 # command -> (module, help line). The module has ``app``: a Typer with one command, or with several and a callback.
 COMMANDS = {
     "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
+    "init": ("llmctl.cli.init", "Write a complete config for a model or a script that is there."),
     "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
     "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
     "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),

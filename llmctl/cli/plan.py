@@ -1,5 +1,6 @@
 """``llmctl plan``: memory, speed and cost of a training run, before anything is queued."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,9 +97,25 @@ def _training_config(context: Context, config: str | None, settings: list[str]) 
             for part in reversed(flag.key.split(".")):
                 nested = {part: nested}
             values = overlay(values, nested)
-        return build_config(values)
+        return build_config(_over_start_model(values, path.parent))
     except ConfigError as error:
         raise ConfigFileError(f"{path}: {error.key}: {error.problem}".replace(": : ", ": ")) from None
+
+
+def _over_start_model(values: Mapping[str, Any], base: Path) -> Mapping[str, Any]:
+    """The values, laid over the model of a folder on this machine that they name, if any."""
+    from trainer.planning.build_config import names_start
+
+    if not names_start(values):
+        return values
+    from trainer.planning.start_model import FROM, LocalFiles, completed
+
+    values = {**values}
+    for section, key in (("checkpoint", "load"), ("model", FROM)):
+        named = values.get(section)
+        if isinstance(named, dict) and isinstance(named.get(key), str):
+            values[section] = {**named, key: str(base / Path(named[key]).expanduser())}
+    return completed(values, LocalFiles())
 
 
 def _hardware(

@@ -18,7 +18,7 @@ from llmctl.submit.decide import decide_job
 from llmctl.submit.job import ConfigFile, Flag, Job, PathCheck, Problem, SubmitArguments, SubmitPlan
 from llmctl.submit.origins import Origin, Resolved
 from llmctl.submit.render import render
-from llmctl.submit.resolve import job_section, job_spec, names_start, parse_settings, resolve
+from llmctl.submit.resolve import job_section, job_spec, parse_settings, resolve
 from llmctl.transport.file_writes import PathFacts
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     config = None
     if not arguments.command:
         from llmctl.submit.config_file import training_config
+        from trainer.planning.build_config import names_start
 
         if names_start(resolved.values):
             from llmctl.submit.start_model import with_start_model

@@ -110,13 +110,6 @@ def resolve(
     return Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
 
 
-def names_start(values: Mapping[str, Any]) -> bool:
-    """True if a config takes its model from files, by ``model.from`` or ``checkpoint.load``."""
-    model, checkpoint = values.get("model"), values.get("checkpoint")
-    shape = isinstance(model, Mapping) and model.get("from")
-    return bool(shape or (isinstance(checkpoint, Mapping) and checkpoint.get("load")))
-
-
 def job_section(resolved: Resolved) -> "JobConfig":
     """The job section alone, for a COMMAND.
 

@@ -31,6 +31,13 @@ def build_config(values: Mapping[str, Any]) -> TrainConfig:
     return config
 
 
+def names_start(values: Mapping[str, Any]) -> bool:
+    """True if a config takes its model from files: see trainer.planning.start_model."""
+    model, checkpoint = values.get("model"), values.get("checkpoint")
+    shape = isinstance(model, Mapping) and model.get("from")
+    return bool(shape or (isinstance(checkpoint, Mapping) and checkpoint.get("load")))
+
+
 def _config_error(error: ValidationError) -> ConfigError:
     # Unknown keys first: a misspelt required key is also reported as missing, and the misspelling is the cause.
     problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")

@@ -13,7 +13,7 @@ from trainer.config.errors import ConfigError
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT, Alias
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
-from trainer.planning.build_config import build_config, known_keys
+from trainer.planning.build_config import build_config, known_keys, names_start
 
 _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
 
@@ -181,22 +181,11 @@ def build_train_config(command_line: CommandLine) -> TrainConfig:
         if not isinstance(values.get(section, {}), dict):
             raise ConfigError(section, "is a section; give it keys, not a value")
         values[section] = {**values.get(section, {}), name: value}
-    return build_config(_over_start_model(values))
+    if names_start(values):
+        from trainer.planning.start_model import LocalFiles, completed
 
-
-def _over_start_model(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values, laid over the model that the run starts from, if they name one."""
-    model, checkpoint = values.get("model"), values.get("checkpoint")
-    shape = isinstance(model, Mapping) and model.get("from")
-    if not shape and not (isinstance(checkpoint, Mapping) and checkpoint.get("load")):
-        return values
-    from trainer.planning.start_model import LocalFiles, lay_over_start
-
-    started = lay_over_start(values, LocalFiles())
-    if started.problems:
-        first, *others = started.problems
-        raise ConfigError(first.key, "; ".join([first.problem, *map(str, others)]))
-    return started.values
+        return build_config(completed(values, LocalFiles()))
+    return build_config(values)
 
 
 def _nearest_word(word: str, known: Iterable[str]) -> str | None:

@@ -122,7 +122,7 @@ def lay_over_start(values: Mapping[str, Any], files: Files) -> Started:
     for key, path in named.items():
         if path is not None and not isinstance(path, str):
             raise ConfigError(key, f"{path!r} is not a path; name a Hugging Face folder or a folder of checkpoints")
-    found = {key: _read_named(key, path, files) for key, path in named.items() if path}
+    found = {key: named_model(key, path, files) for key, path in named.items() if path}
     if data.get("tokenizer_type") == "NullTokenizer" and not data.get("mock_data"):
         found = {key: start and start.without_end_token() for key, start in found.items()}
     base = found.get("model.from") or found.get("checkpoint.load")
@@ -152,6 +152,19 @@ def lay_over_start(values: Mapping[str, Any], files: Files) -> Started:
 _NAME_ONE = "name a Hugging Face folder or a folder of checkpoints"
 
 
+def completed(values: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
+    """The values, laid over the model that the run starts from.
+
+    Raises:
+        ConfigError: see lay_over_start; or keys make another model of the weights, all of them in one sentence.
+    """
+    started = lay_over_start(values, files)
+    if started.problems:
+        first, *others = started.problems
+        raise ConfigError(first.key, "; ".join([first.problem, *map(str, others)]))
+    return started.values
+
+
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name)
     return dict(section) if isinstance(section, Mapping) else {}
@@ -163,7 +176,12 @@ def _needs_tokenizer(data: Mapping[str, Any]) -> bool:
     return has_data and not data.get("mock_data") and not any(data.get(key) for key in _TOKENIZER_KEYS)
 
 
-def _read_named(key: str, path: str, files: Files) -> StartModel | None:
+def named_model(key: str, path: str, files: Files) -> StartModel | None:
+    """The model in the folder that ``key`` names; None if it holds none. See read_start_model.
+
+    Raises:
+        ConfigError: the file that describes the model is damaged, or its model is not known here.
+    """
     try:
         return read_start_model(path, files)
     except FamilyError as error:

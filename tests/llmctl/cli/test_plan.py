@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from llmctl.cli.main import main
+from trainer.families.llama import LLAMA
 
 CONFIG = {
     "model": {
@@ -82,3 +83,16 @@ def test_submit_refuses_only_states_above_the_device(capsys):
     assert "may not fit: pipeline rank 0 needs" in capsys.readouterr().err
     assert main([*submit, "--set", "model.num_layers=200"]) != 0
     assert "cannot fit: weights, gradients and optimizer state take" in capsys.readouterr().err
+
+
+def test_the_model_of_a_folder_is_planned(place, capsys):
+    (place / "hf").mkdir()
+    keys = {**LLAMA.tiny, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (place / "hf/config.json").write_text(json.dumps(keys))
+    sections = {key: CONFIG[key] for key in ("training", "optimizer", "data")}
+    (place / "start.yaml").write_text(yaml.safe_dump({**sections, "checkpoint": {"load": "hf"}}))
+    short = ["--set", "training.seq_length=64", "--device", "H100"]
+    assert main(["plan", "start.yaml", *short]) == 0
+    assert "fits" in capsys.readouterr().out
+    assert main(["plan", "start.yaml", *short, "--set", "model.num_layers=3"]) == 3
+    assert f"model.num_layers: is 3, but {place}/hf/config.json has 4" in capsys.readouterr().err

@@ -1,0 +1,57 @@
+"""``llmctl init``: write a complete config for a model or a script that is there."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmctl.context import Context
+from llmctl.errors import ConfigFileError, UsageError
+from llmctl.paths import expand_home
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def init(
+    ctx: typer.Context,
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="HF_DIR|CKPT|SCRIPT", help="Model to train further, or Megatron-LM script."),
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Config file to write. Default: llmctl.yaml.")
+    ] = "llmctl.yaml",
+) -> int:
+    """Write a complete config, with comments, for a model or a script that is there."""
+    context: Context = ctx.obj
+    path = context.cwd / expand_home(source, context.folders)
+    target = context.cwd / expand_home(output, context.folders)
+    if not path.exists():
+        raise UsageError(f"--from: there is no {source}; name a folder of a model, or a training script")
+    if path.is_file():
+        text = _of_script(path, source)
+    else:
+        from llmctl.operate.first_config import first_config
+
+        text = first_config(str(path.resolve()), output)
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"--output {output}: exists already; name another file, or remove this one") from None
+    except OSError as error:
+        raise ConfigFileError(f"--output {output}: cannot be written: {error.strerror}") from None
+    context.tell(f"wrote {output}\nllmctl submit {output} --dry-run")
+    return 0
+
+
+def _of_script(path: Path, source: str) -> str:
+    from datetime import datetime
+
+    from llmctl.scripts.import_script import import_script
+    from llmctl.submit.config_file import is_script
+
+    if not is_script(path):
+        raise UsageError(f"--from: {source} is not a shell script; name one, or the folder of a model")
+    return import_script(path, source, {}, datetime.now()).text
