@@ -119,7 +119,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         moe-single-grouped-weight moe-upcycling-granularity mrope-section mtp-detach-heads mtp-hsm
         mtp-standalone mtp-use-repeated-layer mup-attn-scale-power mup-base-head-dim mup-base-hidden-size
         mup-embedding-mult mup-output-mult mup-width-mult no-dsa-indexer-rotate-activation
-        no-dsa-indexer-scoring-relu no-rope-freq no-use-layer-wise-param-layout onnx-safe
+        no-dsa-indexer-scoring-relu no-use-layer-wise-param-layout onnx-safe
         outer-dp-sharding-strategy output-logit-dtype qk-clip qk-clip-alpha qk-clip-threshold
         result-rejected-tracker-filename run-workload-inspector-server spec symmetric-ar-type
         tensor-parallel-num-weight-shards train-sync-interval use-kitchen-attention use-mup

@@ -13,10 +13,12 @@ from trainer.families.bert import BERT, MEGATRON_BERT
 from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from trainer.families.dense.gemma import GEMMA
 from trainer.families.dense.glm4 import GLM, GLM4
+from trainer.families.dense.granite import GRANITE
 from trainer.families.dense.ministral import MINISTRAL, MINISTRAL3
 from trainer.families.dense.olmo3 import OLMO3
 from trainer.families.dense.phi3 import PHI3
 from trainer.families.dense.seed_oss import SEED_OSS
+from trainer.families.dense.smollm3 import SMOLLM3
 from trainer.families.dense.starcoder2 import STARCODER2
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
@@ -60,6 +62,8 @@ FAMILIES: tuple[Family, ...] = (
     OLMOE,
     GLM,
     GLM4,
+    GRANITE,
+    SMOLLM3,
     SEED_OSS,
     STARCODER2,
     GPT_OSS,
@@ -317,5 +321,6 @@ def _essence(model: ModelConfig) -> dict[str, Any]:
         if model.multi_latent_attention
         else None,
         "window_layers": [model.window_of(layer) for layer in layers],
+        "no_rope_freq": [model.has_rope(layer) for layer in layers],
     }
     return {**keys, **resolved}

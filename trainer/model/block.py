@@ -66,6 +66,7 @@ class Block(nn.Module):
         self._layer = layer
         self._axes = axes
         self._dropout = model.hidden_dropout
+        self._multiplier = model.residual_multiplier
         self._kernels = builder.kernels
         self._recomputed = recomputed
         self._defers_add = defers_add
@@ -173,7 +174,7 @@ class Block(nn.Module):
 
     def _fuses_bias(self, forward_pass: ForwardPass) -> bool:
         """True if the op of dropout adds a sublayer's bias, in the same pass over memory."""
-        return self._drops(forward_pass) and self.mlp_output_norm is None
+        return self._drops(forward_pass) and self.mlp_output_norm is None and self._multiplier == 1.0
 
     def _forget_norm(
         self, norm: Norm | None, hidden: torch.Tensor, normed: torch.Tensor
@@ -186,7 +187,9 @@ class Block(nn.Module):
     def _added(
         self, residual: torch.Tensor, part: torch.Tensor, forward_pass: ForwardPass, site: DropoutSite
     ) -> Residual:
-        """``residual`` plus the dropped ``part``; without dropout the add is left to the next norm."""
+        """``residual`` plus the scaled and dropped ``part``; without dropout the add is left to the next norm."""
+        if self._multiplier != 1.0:
+            part = part * self._multiplier
         if not self._drops(forward_pass):
             return Residual(residual, part)
         bias = None

@@ -48,6 +48,7 @@ class GPTHead(nn.Module):
         rows_per_rank = len(table)
         self.num_valid = min(max(vocab_size - tp.rank * rows_per_rank, 0), rows_per_rank)
         """This rank's columns of the vocabulary; padding follows them."""
+        self._scaling = model.logits_scaling
         self._terms = LossTerms(z_loss=model.z_loss_coeff, softcap=model.final_logit_softcapping)
         self.project: ColumnParallelLinear | None = None
         if model.embedding_size is not None:
@@ -77,6 +78,8 @@ class GPTHead(nn.Module):
         """
         if self.project is not None:
             hidden = self.project(hidden)  # [S(/t), B, E]
+        if self._scaling != 1.0:
+            hidden = hidden / self._scaling  # smaller than the logits, which are linear in it
         logits: torch.Tensor = self.output(hidden)  # [S, B, V/t]
         if micro_batch is None:
             cap = self._terms.softcap

@@ -72,6 +72,22 @@ IMPOSSIBLE: Rows = (
         "needs one entry for each of model.num_layers; lengthen or shorten the list, or use all",
     ),
     (
+        "model.no_rope_freq",
+        lambda c: c.model.no_rope_freq is not None and c.model.position_embedding_type != "rope",
+        "is for models with rotary positions, which model.position_embedding_type does not give; set that to rope, or "
+        "leave this key out",
+    ),
+    (
+        "model.no_rope_freq",
+        lambda c: isinstance(c.model.no_rope_freq, list) and len(c.model.no_rope_freq) != c.model.num_layers,
+        "needs one entry for each of model.num_layers; lengthen or shorten the list, or use a number",
+    ),
+    (
+        "model.no_rope_freq",
+        lambda c: c.model.no_rope_freq is not None and c.model.multi_latent_attention,
+        "is not supported with multi_latent_attention, which rotates in every layer; leave one of them out",
+    ),
+    (
         "parallel.data_parallel_sharding_strategy",
         lambda c: _splits_backward(c) and c.parallel.zero_stage >= 2,
         "optim_grads and optim_grads_params need an undivided backward, but the zero-bubble schedules split it; use "

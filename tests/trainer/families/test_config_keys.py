@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from trainer.families.catalogue import FAMILIES, read_model
+from trainer.families.catalogue import FAMILIES, describes, read_model
 from trainer.families.deepseek import DEEPSEEK_V3
 from trainer.families.dense.gemma import GEMMA
 from trainer.families.dense.ministral import MINISTRAL, MINISTRAL3
 from trainer.families.dense.olmo3 import OLMO3
 from trainer.families.dense.phi3 import PHI3
+from trainer.families.dense.smollm3 import SMOLLM3
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
 from trainer.families.gemma2 import GEMMA2
@@ -86,8 +87,8 @@ def test_the_table_of_absent_keys_is_that_of_the_class(family: Family) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("value", [False, None, [], {}, 0, ""], ids=repr)
 def test_an_unknown_key_is_refused_whatever_its_value(family: Family, value: Any) -> None:
-    with pytest.raises(FamilyError, match=r"config.json: the meaning of attention_multiplier is unknown"):
-        model_of(family, attention_multiplier=value)
+    with pytest.raises(FamilyError, match=r"config.json: the meaning of sparsity_multiplier is unknown"):
+        model_of(family, sparsity_multiplier=value)
 
 
 QWEN_LAYERS = {"num_hidden_layers": 30, "use_sliding_window": True, "sliding_window": 6}
@@ -103,6 +104,8 @@ WINDOWS = {
     "Gemma 2 with a list": (GEMMA2, {"layer_types": LAYER_TYPES}),
     "Gemma 3 with an old pattern": (GEMMA3, {"layer_types": ..., "sliding_window_pattern": 2}),
     "Gemma 3 without any": (GEMMA3, {"layer_types": ..., "num_hidden_layers": 7}),
+    "SmolLM3 in layers without rotation": (SMOLLM3, {"use_sliding_window": True, "sliding_window": 6}),
+    "SmolLM3 switched off": (SMOLLM3, {"sliding_window": 6}),
     "OLMo 3 without any": (OLMO3, {"num_hidden_layers": 9}),
     "OLMo 3 with a list": (OLMO3, {"layer_types": LAYER_TYPES}),
     "Ministral without any": (MINISTRAL, {"layer_types": ...}),
@@ -212,6 +215,16 @@ REFUSED: dict[str, tuple[Family, dict[str, Any], str]] = {
         {"rope_scaling": {**PHI3.tiny["rope_scaling"], "original_max_position_embeddings": 16}},
         "original_max_position_embeddings of the rotary positions is 16, but original_max_position_embeddings 64",
     ),
+    "too few layers that rotate": (
+        SMOLLM3,
+        {"no_rope_layers": [1, 0]},
+        "no_rope_layers is [1, 0]; use a list with 1 for",
+    ),
+    "windows of SmolLM3 that are switched off": (
+        SMOLLM3,
+        {"layer_types": LAYER_TYPES},
+        "layer_types has other kinds than full_attention or not one for each layer, but use_sliding_window is false",
+    ),
     "gates of transformers 4": (GEMMA, {"hidden_activation": "silu"}, "hidden_activation is 'silu', but"),
     "absent heads of the published size": (
         DEEPSEEK_V3,
@@ -299,3 +312,13 @@ def test_longrope_means_what_transformers_means() -> None:
     llama = {"rope_type": "longrope", **{key: factors[key] for key in ("short_factor", "long_factor")}}
     scaling = {**llama, "original_max_position_embeddings": 16}
     assert model_of(LLAMA, rope_parameters=..., rope_scaling=scaling)["rope_scaling"] == {**scaling, "factor": 4.0}
+
+
+def test_layers_without_rotation_are_those_of_transformers() -> None:
+    for keys in ({}, {"no_rope_layers": None}, {"no_rope_layers": None, "no_rope_layer_interval": 3}):
+        whole = {**SMOLLM3.tiny, "num_hidden_layers": 4, **keys}
+        theirs = transformers.AutoConfig.for_model("smollm3", **whole).no_rope_layers
+        model = read_model({"model_type": "smollm3", **whole}, "config.json")[1]
+        assert [model.has_rope(layer) for layer in range(4)] == [bool(entry) for entry in theirs]
+        by_number = model.model_copy(update={"no_rope_freq": whole.get("no_rope_layer_interval", 4)})
+        assert describes(SMOLLM3, by_number)

@@ -49,6 +49,11 @@ VARIANTS = [
             "starcoder2": [{"use_bias": False, "tie_word_embeddings": False, "sliding_window": None}],
             # The tiny model's rows take the short factors; these the long ones.
             "phi3": [{"original_max_position_embeddings": 16, "sliding_window": 5}, {"rope_scaling": None}],
+            "smollm3": [
+                {"no_rope_layers": None, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5},
+                {"no_rope_layers": [1, 1, 1, 1], "attention_bias": True, "tie_word_embeddings": True},
+            ],
+            "granite": [{"attention_bias": True, "embedding_multiplier": 1.0, "tie_word_embeddings": False}],
             "qwen3_moe": [{"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}],
         }.get(family.model_type, [])
     ),

@@ -11,6 +11,10 @@ TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "cont
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 VIRTUAL, PER_STAGE = "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"
 SHARDING = "data_parallel_sharding_strategy"
+LATENT = {"multi_latent_attention": True, "kv_lora_rank": 8, "qk_head_dim": 4, "qk_pos_emb_head_dim": 2} | {
+    "v_head_dim": 4,
+    "position_embedding_type": "rope",
+}
 
 # config, key in the error, part of the message, change that makes the config valid
 REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
@@ -55,6 +59,24 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         "model.window_layers",
         "one entry for each of model.num_layers",
         {"model": {"window_layers": "all", "window_size": 8}},
+    ),
+    (
+        {"model": {"no_rope_freq": 2}},
+        "model.no_rope_freq",
+        "set that to rope",
+        {"model": {"no_rope_freq": 2, "position_embedding_type": "rope"}},
+    ),
+    (
+        {"model": {"no_rope_freq": [True, False], "position_embedding_type": "rope"}},
+        "model.no_rope_freq",
+        "one entry for each of model.num_layers",
+        {"model": {"no_rope_freq": [True, False, False, True], "position_embedding_type": "rope"}},
+    ),
+    (
+        {"model": {**LATENT, "no_rope_freq": 2}},
+        "model.no_rope_freq",
+        "is not supported with multi_latent_attention",
+        {"model": {**LATENT, "no_rope_freq": None}},
     ),
     (
         {"parallel": {PP: 2, "pipeline_schedule": "zb-h1", SHARDING: "optim_grads"}},

@@ -36,6 +36,8 @@ class ModelConfig(Section):
     rotary_percent: float = Field(1.0, gt=0.0, le=1.0)
     rotary_interleaved: bool = False
     """Rotate channels 2i and 2i + 1 together. Off: channels i and i + half."""
+    no_rope_freq: PositiveInt | list[bool] | None = None
+    """Layers without rotation (SmolLM3): every N-th layer, or one entry for each, true without. Unset: none."""
     rope_scaling: dict[str, Any] | None = None
     """Change of the angles for longer contexts, in the words of Hugging Face's config.json: ``rope_type`` (default,
     linear, dynamic, llama3, yarn, longrope) with the numbers of that type; see trainer.planning.rope."""
@@ -56,6 +58,10 @@ class ModelConfig(Section):
     """Width of the word table, with a projection to hidden_size and back (OPT-350M). Unset: hidden_size."""
     embedding_scale: PositiveFloat | None = None
     """Factor of the word embedding, rounded to the dtype of the weights (Gemma: the square root of hidden_size)."""
+    residual_multiplier: PositiveFloat = 1.0
+    """Factor of each sublayer's result before it is added to the residual stream (Granite)."""
+    logits_scaling: PositiveFloat = 1.0
+    """Divisor of the logits (Granite)."""
     swiglu: bool = False
     openai_gelu: bool = False
     """Use the tanh approximation of GeLU, as the published GPT-2 weights do (gelu_new). Off: the exact GeLU."""
@@ -164,7 +170,7 @@ class ModelConfig(Section):
     moe_shared_expert_intermediate_size: PositiveInt | None = None
     """Feed-forward width of the shared expert, which processes every token. Unset: no shared expert."""
 
-    @field_validator("moe_layer_freq", "window_layers", mode="before")
+    @field_validator("moe_layer_freq", "no_rope_freq", "window_layers", mode="before")
     @classmethod
     def _parse_layer_pattern(cls, value: Any) -> Any:
         return parse_layer_pattern(value)
@@ -250,6 +256,15 @@ class ModelConfig(Section):
         if self.window_layers == "all" or self.window_layers[min(layer, self.num_layers - 1)]:
             return self.window_size
         return None
+
+    def has_rope(self, layer: int) -> bool:
+        """True if layer number ``layer`` rotates queries and keys; prediction layers are like the last one."""
+        layer = min(layer, self.num_layers - 1)
+        if isinstance(self.no_rope_freq, list):
+            skips = self.no_rope_freq[layer]
+        else:
+            skips = self.no_rope_freq is not None and (layer + 1) % self.no_rope_freq == 0
+        return self.position_embedding_type == "rope" and not skips
 
     @property
     def has_qkv_bias(self) -> bool:

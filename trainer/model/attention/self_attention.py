@@ -60,6 +60,7 @@ class SelfAttention(nn.Module):
         self._head_dim = model.head_dim
         self._is_interleaved = model.rotary_interleaved
         self._has_window = model.window_of(layer) is not None
+        self._has_rope = model.has_rope(layer)
         queries_per_group = model.num_attention_heads // model.query_groups
         _check_groups(model, tp.size)
         copies = copies_of_groups(model.query_groups, tp.size)
@@ -91,7 +92,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: torch.Tensor, forward_pass: ForwardPass, *, adds_bias: bool = True) -> torch.Tensor:
         """Collective: all tp and cp ranks. Without ``adds_bias`` the next op adds ``output_bias``."""
-        rotary = forward_pass.rotary_of(has_window=self._has_window)
+        rotary = forward_pass.rotary_of(has_window=self._has_window) if self._has_rope else None
         cos, sin = (None, None) if rotary is None else (rotary.cos, rotary.sin)
         packed = self.qkv(hidden)
         if self.qk_norm is not None:
