@@ -44,7 +44,6 @@ LONGEST = (
     "test_recompute_ranks.py",
     "test_schedule.py",
     "checkpoint/test_layouts.py",
-    "test_moe_parallel.py",
 )
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainer.model.moe_layers import HIDDEN, Layout, build_layer, config_of, draw
+from tests.trainer.model.moe_layers import HIDDEN, build_layer, config_of, draw
 from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.data_parallel.main_gradient import MainGradient
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.model.context import ExpertParallel, ForwardPass, ParallelAxes
 from trainer.model.context_parallel.axis import ContextParallel
 from trainer.model.moe import experts
-from trainer.model.moe.capacity import expert_capacity, within_capacity
+from trainer.model.moe.capacity import expert_capacity, kept_choices, within_capacity
 from trainer.model.moe.dispatch import Dispatch, from_experts, to_experts
 from trainer.model.moe.layer import MoE
 from trainer.model.moe.losses import attach_loss, load_balancing_loss
@@ -38,7 +38,7 @@ def ranks():
 
 
 def layer_of(model):
-    return build_layer(config_of(model, Layout()), SERIAL, ProcessGroups())
+    return build_layer(config_of(model), SERIAL, ProcessGroups())
 
 
 def apply_expert(layer, expert, rows):
@@ -110,11 +110,10 @@ def test_a_rank_without_rows_still_takes_part(ranks):
 
 
 def all_rows_elsewhere(rank, world_size):
-    layout = Layout(dp=world_size, ep=world_size)
     mesh = ParallelMesh(tp=1, pp=1, dp=world_size, ep=world_size, rank=rank)
     groups = ProcessGroups(dp_cp=dist.group.WORLD, ep=dist.group.WORLD)
     model = {**SWIGLU, "moe_router_topk": 1, "moe_router_pre_softmax": True}
-    layer, _ = build_layer(config_of(model, layout), mesh, groups)
+    layer, _ = build_layer(config_of(model, ep=world_size), mesh, groups)
     send_all_to(layer, 0)
     output = layer(tokens_with_one(4, 1), ForwardPass())
     output.sum().backward()
@@ -202,6 +201,22 @@ def test_exactly_the_right_choices_are_dropped(num_tokens, num_experts, topk, ca
     experts, weights = experts[:, :topk], weights[:, :topk]
     kept = within_capacity(experts, weights, num_experts, capacity, policy)
     assert torch.equal(kept, slowly_within_capacity(experts, weights, capacity, policy))
+
+
+def kept_on_ranks(rank, world_size, policy):
+    """True if the choices that this rank keeps are those that the whole sequence would keep of its part."""
+    cp = ContextParallel(world_size, rank, dist.group.WORLD)
+    weights, experts = draw("scores", 8, 2, 4).sort(dim=2, descending=True)
+    weights, experts = weights[..., :2].contiguous(), experts[..., :2].contiguous()
+    own = kept_choices(cp.shard(experts, 0), cp.shard(weights, 0), 4, 0.6, policy, cp)
+    whole = slowly_within_capacity(experts.flatten(0, 1), weights.flatten(0, 1), expert_capacity(32, 4, 0.6), policy)
+    return torch.equal(own, cp.shard(whole.view_as(experts), 0))
+
+
+@pytest.mark.parametrize("policy", ["probs", "position"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_parts_of_a_sequence_drop_what_the_whole_sequence_drops(ranks, world_size, policy):
+    assert all(ranks.run(kept_on_ranks, policy, world_size=world_size))
 
 
 def test_capacity_is_a_multiple_of_an_even_share_rounded_up():
@@ -294,7 +309,7 @@ def test_gradients_of_a_shared_input_are_summed(ranks, sequence_parallel):
 
 
 def saved_shapes_and_gradients(recompute_activation, kernels=REFERENCE):
-    model, saved = config_of(SWIGLU, Layout()).model, []
+    model, saved = config_of(SWIGLU).model, []
     builder = ParameterBuilder(3, SERIAL, False, torch.float64, torch.device("cpu"), kernels)
     layer = MoE(model, builder, ParallelAxes(), recompute_activation)
 
@@ -330,8 +345,8 @@ def test_outputs_of_experts_that_multiply_by_the_weights_are_not_kept(recompute_
 
 def collectives_of_a_shared_expert(rank, world_size, sequence_parallel):
     """Names of the tp collectives in forward and in backward."""
-    layout = Layout(tp=world_size, sp=sequence_parallel)
-    config = config_of({"moe_shared_expert_intermediate_size": 8}, layout)
+    model = {"moe_shared_expert_intermediate_size": 8}
+    config = config_of(model, tp=world_size, sequence_parallel=sequence_parallel)
     mesh = ParallelMesh(tp=world_size, pp=1, dp=1, rank=rank)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
     layer, _ = build_layer(config, mesh, groups)

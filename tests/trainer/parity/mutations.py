@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import torch
 
-from tests.trainer.parity import layout_parity
+from tests.trainer.parity import expert_mutations, layout_parity
 from tests.trainer.parity.parity_case import Case
 from trainer.data.samples.further_tokens import with_further_tokens
 from trainer.data_parallel import fully_sharded, gradient_buckets, shared_gradients
@@ -27,7 +27,6 @@ from trainer.model.attention import latent_attention
 from trainer.model.context import ParallelAxes
 from trainer.model.context_parallel.axis import ContextParallel
 from trainer.model.decoder import GPTStage
-from trainer.model.moe import layer as moe_layer
 from trainer.model.rotary import RotaryTable
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel import collectives, linear
@@ -209,28 +208,6 @@ def positions_of_the_shard() -> AbstractContextManager[object]:
     return mock.patch.object(GPTStage, "_rotary_of", local)
 
 
-def experts_summed_over_all_data_ranks() -> AbstractContextManager[object]:
-    """Expert gradients are summed over ranks that hold other experts."""
-    return _experts_summed_over("dp_cp")
-
-
-def expert_sum_dropped() -> AbstractContextManager[object]:
-    """Copies of an expert keep the gradient of their own tokens."""
-    return _experts_summed_over(None)
-
-
-@contextmanager
-def _experts_summed_over(axis: str | None) -> Iterator[None]:
-    build = gradient_buckets.GradientBuckets.__init__
-
-    def wrong(self: Any, parameters: Any, layouts: Any, mesh: Any, groups: ProcessGroups, parallel: Any) -> None:
-        other = None if axis is None else getattr(groups, axis)
-        build(self, parameters, layouts, mesh, replace(groups, expert_dp=other), parallel)
-
-    with mock.patch.object(gradient_buckets.GradientBuckets, "__init__", wrong):
-        yield
-
-
 @contextmanager
 def weights_not_gathered() -> Iterator[None]:
     """The other ranks' parts of the weights stay as they were before the step."""
@@ -285,12 +262,6 @@ def deferred_weight_gradients_forgotten() -> AbstractContextManager[object]:
             run(self, micro_batch)
 
     return mock.patch.object(WeightGradientQueue, "run", forgetful)
-
-
-def auxiliary_loss_of_every_tp_rank() -> AbstractContextManager[object]:
-    """Each of two tp ranks adds the whole gradient of the auxiliary loss."""
-    attach = moe_layer.attach_loss
-    return mock.patch.object(moe_layer, "attach_loss", lambda carrier, loss, scale: attach(carrier, loss, 2 * scale))
 
 
 @contextmanager
@@ -386,7 +357,12 @@ FAULTS = (
     _fault(gathered_weights_kept, lambda c: c.zero == 2),
     _fault(deferred_weight_gradients_forgotten, lambda c: c.schedule in ("zb-h1", "zb-v")),
     _fault(other_masks_when_recomputed, lambda c: c.recompute in ("uniform", "block") and c.model == "gpt2"),
-    _fault(auxiliary_loss_of_every_tp_rank, lambda c: _has_experts(c) and c.tp == 2),
-    _fault(experts_summed_over_all_data_ranks, lambda c: _has_experts(c) and c.ep > 1 and not c.zero),
-    _fault(expert_sum_dropped, lambda c: _has_experts(c) and c.ep == 1 and c.dp > 1 and not c.zero),
+    _fault(expert_mutations.auxiliary_loss_of_every_tp_rank, lambda c: _has_experts(c) and c.tp == 2),
+    _fault(expert_mutations.auxiliary_loss_of_the_own_part, lambda c: _has_experts(c) and c.cp > 1),
+    _fault(expert_mutations.auxiliary_loss_averaged_over_the_own_part, lambda c: _has_experts(c) and c.cp > 1),
+    _fault(expert_mutations.capacity_of_the_own_part, lambda c: c.model == "capacity" and c.cp > 1),
+    _fault(expert_mutations.token_gradients_not_summed, lambda c: _has_experts(c) and c.tp > 1 and not c.sp),
+    _fault(expert_mutations.tokens_back_in_the_order_of_arrival, lambda c: _has_experts(c) and c.ep > 1),
+    _fault(expert_mutations.experts_summed_over_all_data_ranks, lambda c: _has_experts(c) and c.ep > 1 and not c.zero),
+    _fault(expert_mutations.expert_sum_dropped, lambda c: _has_experts(c) and c.ep == 1 and c.dp > 1 and not c.zero),
 )

@@ -2,9 +2,10 @@
 
 from datetime import timedelta
 
+import pytest
 import torch
 
-from tests.trainer.model.moe_layers import HIDDEN, Layout, build_layer, config_of, draw
+from tests.trainer.model.moe_layers import HIDDEN, build_layer, config_of, draw
 from tests.trainer.spawn import DEADLINE_S, Ranks
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.model.context import ForwardPass
@@ -24,7 +25,7 @@ BIASED = {**SIGMOID, "moe_router_enable_expert_bias": True}
 
 
 def router_of(model):
-    return build_layer(config_of(model, Layout()), SERIAL, ProcessGroups())[0].float().router
+    return build_layer(config_of(model), SERIAL, ProcessGroups())[0].float().router
 
 
 def test_the_expert_bias_only_chooses():
@@ -42,19 +43,32 @@ def test_the_expert_bias_only_chooses():
     torch.testing.assert_close(biased.shares, plain.shares)
 
 
-def test_experts_outside_the_best_groups_are_never_chosen():
-    router = router_of({**SIGMOID, **GROUPS})
-    experts = router(draw("tokens", TOKENS, HIDDEN).float()).experts
-    assert all(len(set(row.tolist())) <= 2 for row in experts // 2)
+@pytest.mark.parametrize("divides", [True, False], ids=["sum-1", "plain"])
+def test_groups_and_experts_are_chosen_by_biased_scores_as_in_deepseek_v3(divides):
+    v3 = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    shape = {"hidden_size": HIDDEN, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+    theirs = v3.DeepseekV3TopkRouter(v3.DeepseekV3Config(**shape, norm_topk_prob=divides))
+    scale = {"moe_router_topk_scaling_factor": 2.5, "moe_router_norm_topk_prob": divides}
+    router = router_of({**BIASED, **GROUPS, **scale})
+    with torch.no_grad():
+        theirs.weight.copy_(router.weight)
+        for bias in (router.expert_bias.values, theirs.e_score_correction_bias):
+            bias.copy_(draw("expert bias", 8) * 0.5)
+    tokens = draw("tokens", TOKENS, HIDDEN).float()
+    routing = router(tokens)
+    _, weights, experts = theirs(tokens)
+    found, expected = (
+        torch.zeros(TOKENS, 8).scatter(1, chosen, of_chosen)
+        for chosen, of_chosen in ((routing.experts, routing.weights), (experts, weights))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def move_once(rank, world_size, rate, skipped):
     """Bias and load counted on ``world_size`` ranks with a share of the micro-batches each."""
     mesh = ParallelMesh(tp=1, pp=1, dp=world_size, rank=rank)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
-    layer, _ = build_layer(
-        config_of({**BIASED, **GROUPS, "moe_router_bias_update_rate": rate}, Layout(dp=world_size)), mesh, groups
-    )
+    layer, _ = build_layer(config_of({**BIASED, **GROUPS, "moe_router_bias_update_rate": rate}), mesh, groups)
     bias = layer.router.expert_bias
     for number in range(rank, 4, world_size):
         layer(draw(f"tokens{number}", 8, 2, HIDDEN), ForwardPass())
