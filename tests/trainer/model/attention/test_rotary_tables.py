@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from tests.trainer.model.attention.hub_attention import CPU, LENGTH, draw, model_config, our_layer
+from tests.trainer.model.attention.attention_layer import CPU, LATENT, LENGTH, attend, draw, model_config
 from trainer.config.sections.model import ModelConfig
+from trainer.model.attention.latent_attention import LatentAttention
 from trainer.model.attention.self_attention import SelfAttention
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.rotary import RotaryTable, frequencies
@@ -107,21 +110,33 @@ def test_without_a_local_base_all_layers_take_one_table() -> None:
     assert RotaryTable.of(model_config(window_size=4), LENGTH, torch.float32, CPU, local=True) is None
 
 
-def test_interleaved_pairs_are_neighbours() -> None:
+def permute_rotated_channels(layer: torch.nn.Module, order: torch.Tensor) -> None:
+    """Permute the channels of queries and keys that are rotated, the last 8 of each."""
+    with torch.no_grad():
+        if isinstance(layer, LatentAttention):
+            for rows in (layer.query.weight.view(8, 14, 32)[:, -8:], layer.key_value_down.weight[-8:]):
+                rows.copy_(rows[..., order, :].clone())
+        else:
+            heads = layer.get_submodule("qkv").weight.view(8, 3, 8, 32)
+            heads[:, :2] = heads[:, :2, order].clone()
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [(SelfAttention, {"kv_channels": 8}), (LatentAttention, LATENT)], ids=["plain", "latent"]
+)
+def test_interleaved_pairs_are_neighbours(kind: type[torch.nn.Module], keys: dict[str, Any]) -> None:
     """A head whose channels are permuted from (i, i + half) to (2i, 2i + 1) attends alike."""
-    halves, pairs = model_config(kv_channels=8), model_config(kv_channels=8, rotary_interleaved=True)
+    halves, pairs = model_config(**keys), model_config(**keys, rotary_interleaved=True)
     table = RotaryTable.of(halves, LENGTH, torch.float32, CPU)
     order = torch.arange(8).view(2, 4).t().flatten()  # 0 4 1 5 2 6 3 7
 
-    def build(model: ModelConfig, *rest: object) -> SelfAttention:
-        layer = SelfAttention(model, *rest)  # type: ignore[arg-type]
+    def build(model: ModelConfig, *rest: object) -> torch.nn.Module:
+        layer = kind(model, *rest)
         if model.rotary_interleaved:
-            with torch.no_grad():
-                heads = layer.qkv.weight.view(8, 3, 8, 32)
-                heads[:, :2] = heads[:, :2, order].clone()
+            permute_rotated_channels(layer, order)
         return layer
 
-    (_, expected), (_, found) = (our_layer(model, build, table) for model in (halves, pairs))
+    (_, expected), (_, found) = (attend(model, build, table) for model in (halves, pairs))
     torch.testing.assert_close(found["output"], expected["output"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found["input"], expected["input"], rtol=1e-5, atol=1e-6)
 
