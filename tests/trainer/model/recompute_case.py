@@ -23,6 +23,7 @@ MOE = {
     "moe_layer_freq": 2,
     "moe_ffn_hidden_size": 24,
     "moe_shared_expert_intermediate_size": 16,
+    "moe_expert_capacity_factor": 0.7,
     "moe_aux_loss_coeff": 0.1,
     "moe_z_loss_coeff": 0.1,
 }

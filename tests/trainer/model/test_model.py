@@ -3,30 +3,25 @@
 import pytest
 import torch
 
+from tests.trainer.model.reference_case import (
+    LLAMA,
+    SLACK,
+    batch,
+    build,
+    distance,
+    reference_weights,
+    stirred,
+)
 from tests.trainer.model.reference_gpt import reference_logits, reference_loss
 from trainer.data.samples.micro_batch import MicroBatch
-from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.model.context import ParallelAxes
 from trainer.model.dropout import hidden_dropout
 from trainer.ops.dispatch.registry import Kernels
-from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward, forward_logits
-from trainer.planning.build_config import build_config
 
-VOCAB_SIZE = 61
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Rounding has no bound of its own: it depends on the model and the processor. The reference in the trainer's dtype
-# shows how far rounding takes it from float64, and the trainer must stay within four times that. So much, two bits, may
-# come of sums in another order and of fused operations; over the models and processors it was a factor of 1.8.
-SLACK = 4
-LLAMA = {
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-}
+VALID_TOKENS = 10
 GEMMA2 = {
     **LLAMA,
     "swiglu": False,
@@ -44,6 +39,27 @@ OPT = {
     "activation_func": "relu",
     "embedding_size": 24,
     "position_embedding_offset": 2,
+}
+MIXTRAL = {**LLAMA, "ffn_hidden_size": 40, "num_query_groups": 2, "num_experts": 4}
+LOSSES = {"moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1}
+CAPACITY = {**MIXTRAL, **LOSSES, "moe_expert_capacity_factor": 0.7}
+EXPERT_MODELS = {
+    "mixtral": MIXTRAL,
+    "mixtral-losses": {**MIXTRAL, **LOSSES},
+    "softmax-first": {**MIXTRAL, **LOSSES, "moe_router_pre_softmax": True},
+    "top-1": {**MIXTRAL, **LOSSES, "moe_router_topk": 1, "moe_router_pre_softmax": True},
+    "all-experts": {**MIXTRAL, **LOSSES, "moe_router_topk": 4},
+    "scaled": {**MIXTRAL, "moe_router_topk": 3, "moe_router_topk_scaling_factor": 2.5},
+    "sigmoid": {**MIXTRAL, **LOSSES, "moe_router_score_function": "sigmoid"},
+    "sigmoid-top-1": {**MIXTRAL, **LOSSES, "moe_router_score_function": "sigmoid", "moe_router_topk": 1},
+    "drops-by-probability": CAPACITY,
+    "drops-by-position": {**CAPACITY, "moe_token_drop_policy": "position"},
+    "shared-expert": {**MIXTRAL, "moe_shared_expert_intermediate_size": 24, "moe_ffn_hidden_size": 16},
+    "every-second-layer": {**MIXTRAL, "moe_layer_freq": 2},
+    "gpt2-with-biases": {"num_experts": 4, "moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 8},
+    "swiglu-with-biases": {"num_experts": 3, "swiglu": True, "openai_gelu": False, **LOSSES},
+    "gpt-oss-experts": {**LLAMA, "num_experts": 4, "activation_clamp": 0.2, "activation_alpha": 1.702},
+    "gated-relu-experts": {"num_experts": 4, "gated_linear_unit": True, "activation_func": "squared_relu"},
 }
 MODELS = {
     "gpt2": {"openai_gelu": True},
@@ -74,120 +90,69 @@ MODELS = {
     "gated-relu": {"gated_linear_unit": True, "activation_func": "relu"},
     "clamped-gates": {**LLAMA, "activation_clamp": 0.3},
     "gpt-oss": {**LLAMA, "disable_bias_linear": False, "activation_clamp": 0.3, "activation_alpha": 1.702},
-    "gpt-oss-experts": {**LLAMA, "num_experts": 4, "activation_clamp": 0.2, "activation_alpha": 1.702},
-    "gated-relu-experts": {"num_experts": 4, "gated_linear_unit": True, "activation_func": "squared_relu"},
+    **EXPERT_MODELS,
 }
 
 
-def build(model, **training):
-    config = build_config(
-        {
-            "model": {
-                "num_layers": 2,
-                "hidden_size": 32,
-                "num_attention_heads": 4,
-                "make_vocab_size_divisible_by": 16,
-                "attention_dropout": 0.0,
-                "hidden_dropout": 0.0,
-                "init_method_std": 0.2,
-                **model,
-            },
-            "training": {"train_iters": 1, "seq_length": 12, "micro_batch_size": 3, **training},
-            "optimizer": {"lr": 1e-3},
-        }
-    )
-    mesh = ParallelMesh.build(config, 0, 1)
-    return config, build_model(config, VOCAB_SIZE, mesh, ProcessGroups(), torch.device("cpu"))
+def reference(parallel_model, model, batches, loss_scale, dtype=torch.float64):
+    """Sum of the reference's token losses, and the scaled gradients of what is minimised.
 
-
-def batch(index=0, masked=False):
-    generator = torch.Generator().manual_seed(index)
-    window = torch.randint(0, VOCAB_SIZE, (3, 13), generator=generator)
-    mask = (torch.rand(3, 12, generator=generator) < 0.5).float() if masked else None
-    return MicroBatch(window[:, :-1].contiguous(), window[:, 1:].contiguous(), mask, index)
-
-
-def stir(parameters):
-    """Randomise biases and norm weights.
-
-    Initial zeros and ones would hide mistakes in their use.
+    That is the mean loss of a token, and the mean over micro-batches of the auxiliary losses.
     """
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in parameters.values():
-            if parameter.ndim == 1 or parameter.shape[0] == 2:
-                parameter += torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2
-
-
-def reference_weights(parallel_model, dtype=torch.float64):
-    return {
-        name: parameter.detach().to(dtype)[: parallel_model.layouts[name].valid_rows].requires_grad_()
-        for name, parameter in parallel_model.parameters.items()
-    }
-
-
-def reference(parallel_model, model, batches, scale, dtype=torch.float64):
-    """Loss of the reference, and the gradients of ``scale`` times the loss."""
-    weights = reference_weights(parallel_model, dtype)
-    loss = sum(reference_loss(weights, model, part.tokens, part.labels, part.loss_mask) for part in batches)
-    (loss * scale).backward()
+    weights, auxiliary = reference_weights(parallel_model, dtype), []
+    loss = sum(reference_loss(weights, model, part.tokens, part.labels, part.loss_mask, auxiliary) for part in batches)
+    ((loss / VALID_TOKENS + sum(auxiliary) / len(batches)) * loss_scale).backward()
     return float(loss.detach()), {name: weight.grad.double() for name, weight in weights.items()}
 
 
-def distance(found, right):
-    """In the 2-norm, in which rounding averages out, relative to the right values."""
-    return float((found.double() - right).norm() / right.norm())
-
-
-def check_gradients(parallel_model, config, batches, scale, dtype):
-    """Compare the main gradients with the reference in float64; returns the reference's loss."""
-    loss, expected = reference(parallel_model, config.model, batches, scale)
-    _, rounded = reference(parallel_model, config.model, batches, scale, dtype)
+def check(model, batches, loss_scale=1.0, precision="fp32"):
+    """Compare loss and gradients with the reference in float64."""
+    config, parallel_model = stirred(model, **({precision: True} if precision != "fp32" else {}))
+    randomness = StepRandomness(1, 0)
+    found = forward_backward(
+        parallel_model, batches, valid_tokens=VALID_TOKENS, loss_scale=loss_scale, randomness=randomness
+    )
+    loss, expected = reference(parallel_model, config.model, batches, loss_scale)
+    _, rounded = reference(parallel_model, config.model, batches, loss_scale, DTYPES[precision])
     rounding = max(distance(rounded[name], right) for name, right in expected.items())
     for name, right in expected.items():
         gradient = parallel_model.gradients.main_grad(name)
+        assert right.any(), name
         assert gradient.dtype == torch.float32
         assert distance(gradient[: len(right)], right) <= SLACK * rounding, name
         assert not gradient[len(right) :].any(), name
-    return loss
+    assert found.dtype == torch.float64 or precision == "fp32"
+    # Some ten roundings of 2^-24 in the loss of each token; the 16-bit errors of tokens average out.
+    bound = 1e-6 if precision == "fp32" else torch.finfo(DTYPES[precision]).eps
+    assert float(found) == pytest.approx(loss, rel=bound)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all-tokens", "masked"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_loss_and_gradients_equal_the_reference(model, masked):
-    config, parallel_model = build(model)
-    stir(parallel_model.parameters)
-    batches = [batch(0, masked), batch(1, masked)]
-    loss = forward_backward(parallel_model, batches, valid_tokens=10, loss_scale=1.0, randomness=StepRandomness(1, 0))
-    expected = check_gradients(parallel_model, config, batches, 1 / 10, torch.float32)
-    # Some ten roundings of 2^-24 in the loss of each token.
-    assert float(loss) == pytest.approx(expected, rel=1e-6)
+    check(model, [batch(0, masked), batch(1, masked)])
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_logits_equal_the_reference(model):
-    config, parallel_model = build(model)
+    config, parallel_model = stirred(model)
+    # The capacity of experts applies in training only.
+    unlimited = config.model.model_copy(update={"moe_expert_capacity_factor": None})
     tokens = batch().tokens[:, :7]
     logits = forward_logits(parallel_model, tokens)
     expected, rounded = (
-        reference_logits(reference_weights(parallel_model, dtype), config.model, tokens).detach()
+        reference_logits(reference_weights(parallel_model, dtype), unlimited, tokens).detach()
         for dtype in (torch.float64, torch.float32)
     )
     assert logits.shape == expected.shape
     assert distance(logits, expected) <= SLACK * distance(rounded, expected)
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama-grouped", "gemma2"])
+# Of experts all of each layer, so that rounding cannot send a token to another one.
+@pytest.mark.parametrize("model", ["gpt2", "llama-grouped", "gemma2", "all-experts"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_16_bit_stays_near_the_reference(model, precision):
-    config, parallel_model = build(MODELS[model], **{precision: True})
-    loss = forward_backward(
-        parallel_model, [batch(masked=True)], valid_tokens=10, loss_scale=8.0, randomness=StepRandomness(1, 0)
-    )
-    expected = check_gradients(parallel_model, config, [batch(masked=True)], 0.8, DTYPES[precision])
-    assert loss.dtype == torch.float64
-    # The errors of tokens average out: a tenth of this was seen.
-    assert float(loss) == pytest.approx(expected, rel=torch.finfo(DTYPES[precision]).eps)
+    check(MODELS[model], [batch(masked=True)], loss_scale=8.0, precision=precision)
 
 
 def test_initial_values_follow_the_published_rule():

@@ -3,32 +3,31 @@
 import pytest
 import torch
 
+from tests.trainer.model.reference_case import (
+    LENGTH,
+    LLAMA,
+    SLACK,
+    VOCAB_SIZE,
+    batch,
+    distance,
+    reference_weights,
+    stirred,
+)
 from tests.trainer.model.reference_gpt import reference_further_losses, reference_loss
 from trainer.data.samples.document_places import Documents
 from trainer.data.samples.further_tokens import with_further_tokens
 from trainer.data.samples.micro_batch import MicroBatch
-from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.distributed.random_streams import StepRandomness
-from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward, forward_only
-from trainer.planning.build_config import build_config
 from trainer.planning.flops import count_parameters
 
-VOCAB_SIZE, LENGTH = 61, 12
-LLAMA = {
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-    "mtp_num_layers": 2,
-}
+DEPTHS = {**LLAMA, "mtp_num_layers": 2}
 MODELS = {
-    "llama": LLAMA,
-    "one-depth": {**LLAMA, "mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.3},
+    "llama": DEPTHS,
+    "one-depth": {**DEPTHS, "mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.3},
     # A tied table, scaled embeddings, capped logits, norms of another kind.
     "tied": {
-        **LLAMA,
+        **DEPTHS,
         "untie_embeddings_and_output_weights": False,
         "embedding_scale": 3.0,
         "final_logit_softcapping": 3.0,
@@ -37,42 +36,8 @@ MODELS = {
     },
     "layer-norm-post": {"position_embedding_type": "none", "norm_placement": "post", "mtp_num_layers": 2},
     # The last layer has experts, and so have the prediction layers.
-    "experts": {**LLAMA, "num_experts": 4, "moe_layer_freq": [0, 1]},
+    "experts": {**DEPTHS, "num_experts": 4, "moe_layer_freq": [0, 1]},
 }
-SLACK = 4  # As in test_model.py: the trainer may round that much worse than the reference in float32.
-
-
-def build(model, **training):
-    config = build_config(
-        {
-            "model": {
-                "num_layers": 2,
-                "hidden_size": 32,
-                "num_attention_heads": 4,
-                "make_vocab_size_divisible_by": 16,
-                "attention_dropout": 0.0,
-                "hidden_dropout": 0.0,
-                "init_method_std": 0.2,
-                **model,
-            },
-            "training": {"train_iters": 1, "seq_length": LENGTH, "micro_batch_size": 3, **training},
-            "optimizer": {"lr": 1e-3},
-        }
-    )
-    built = build_model(config, VOCAB_SIZE, ParallelMesh.build(config, 0, 1), ProcessGroups(), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in built.parameters.values():
-            if parameter.ndim == 1:
-                parameter += torch.randn(parameter.shape, generator=generator) * 0.2
-    return config, built
-
-
-def batch(index, masked=True):
-    generator = torch.Generator().manual_seed(index)
-    window = torch.randint(0, VOCAB_SIZE, (3, LENGTH + 1), generator=generator)
-    mask = (torch.rand(3, LENGTH, generator=generator) < 0.5).float() if masked else None
-    return MicroBatch(window[:, :-1].contiguous(), window[:, 1:].contiguous(), mask, index)
 
 
 def parts_of(whole, bounds):
@@ -87,10 +52,7 @@ def parts_of(whole, bounds):
 
 def reference(built, model, batches, dtype, bounds=None):
     """The printed loss, the sum and the number of labels of each depth, and gradients of loss / 10."""
-    weights = {
-        name: parameter.detach().to(dtype)[: built.layouts[name].valid_rows].requires_grad_()
-        for name, parameter in built.parameters.items()
-    }
+    weights = reference_weights(built, dtype)
     main, further, totals = 0.0, 0.0, torch.zeros(model.mtp_num_layers, 2)
     for whole in batches:
         parts = parts_of(whole, bounds)
@@ -105,12 +67,8 @@ def reference(built, model, batches, dtype, bounds=None):
     return float(main.detach()), totals, {name: weight.grad.double() for name, weight in weights.items()}
 
 
-def distance(found, right):
-    return float((found.double() - right).norm() / right.norm())
-
-
 def check(model, batches, bounds=None, **training):
-    config, built = build(model, **training)
+    config, built = stirred(model, **training)
     loss = forward_backward(built, batches, valid_tokens=10, loss_scale=1.0, randomness=StepRandomness(1, 0))
     expected_loss, totals, expected = reference(built, config.model, batches, torch.float64, bounds)
     _, _, rounded = reference(built, config.model, batches, torch.float32, bounds)
@@ -131,35 +89,35 @@ def test_losses_and_gradients_equal_the_equations(model, masked):
 
 @pytest.mark.parametrize("method", ["uniform", "block"])
 def test_recompute_changes_nothing(method):
-    check(LLAMA, [batch(0)], recompute_granularity="full", recompute_method=method)
+    check(DEPTHS, [batch(0, masked=True)], recompute_granularity="full", recompute_method=method)
 
 
 def test_a_document_predicts_nothing_of_the_next():
     bounds = ((0, 5, LENGTH), (0, 2, 9, LENGTH), (0, LENGTH))
     documents = Documents(bounds)
-    packed = batch(0)
+    packed = batch(0, masked=True)
     packed = MicroBatch(packed.tokens, packed.labels, packed.loss_mask, documents=documents, restarts=documents)
-    check({**LLAMA, "mtp_num_layers": 1}, [packed], bounds)
+    check({**DEPTHS, "mtp_num_layers": 1}, [packed], bounds)
 
 
 def test_evaluation_computes_the_next_token_only():
-    _, built = build(LLAMA)
-    with_depths = forward_only(built, [batch(0)])
-    _, plain = build({**LLAMA, "mtp_num_layers": 0})
+    _, built = stirred(DEPTHS)
+    with_depths = forward_only(built, [batch(0, masked=True)])
+    _, plain = stirred({**DEPTHS, "mtp_num_layers": 0})
     for name, parameter in plain.parameters.items():
         parameter.data.copy_(built.parameters[name])
-    assert float(with_depths) == float(forward_only(plain, [batch(0)]))
+    assert float(with_depths) == float(forward_only(plain, [batch(0, masked=True)]))
     assert not any(built.take_further_losses())
 
 
 def test_parameters_are_those_counted():
     for model in MODELS.values():
-        config, built = build({**model, "make_vocab_size_divisible_by": 1})
+        config, built = stirred({**model, "make_vocab_size_divisible_by": 1})
         assert count_parameters(config, VOCAB_SIZE).total == sum(weight.numel() for weight in built.parameters.values())
 
 
 def test_more_depths_than_tokens_predict_nothing():
-    one = batch(0)
+    one = batch(0, masked=True)
     short = MicroBatch(one.tokens[:, :2], one.labels[:, :2])
     depths = with_further_tokens(short, 3).further
     assert [int(depth.loss_mask.sum()) for depth in depths] == [3, 0, 0]
@@ -167,7 +125,7 @@ def test_more_depths_than_tokens_predict_nothing():
 
 
 def test_a_mask_of_bools_counts_as_numbers():
-    one = batch(0)
+    one = batch(0, masked=True)
     bools = MicroBatch(one.tokens, one.labels, one.loss_mask.bool(), documents=Documents(((0, 5, LENGTH),) * 3))
     numbers = MicroBatch(one.tokens, one.labels, one.loss_mask, documents=bools.documents)
     for found, expected in zip(*(with_further_tokens(part, 2).further for part in (bools, numbers)), strict=True):
