@@ -264,7 +264,6 @@ REFUSED: dict[str, str] = {
     "moe-router-force-load-balancing": _OTHER_ROUTER,
     "moe-input-jitter-eps": _OTHER_ROUTER,
     "moe-apply-probs-on-input": _OTHER_ROUTER,
-    "moe-shared-expert-gate": "a gate for the shared expert is not supported; leave the flag out",
     "moe-layer-recompute": "use --recompute-granularity selective --recompute-modules moe instead",
     "moe-extended-tp": "use --expert-model-parallel-size; each expert is also sharded over the tensor-parallel ranks",
     "moe-use-upcycling": "a dense checkpoint cannot be given experts; start from a checkpoint that has experts",

@@ -32,6 +32,7 @@ from trainer.families.llama import LLAMA
 from trainer.families.mistral import MISTRAL
 from trainer.families.mixtral import MIXTRAL
 from trainer.families.mixtures.olmoe import OLMOE
+from trainer.families.mixtures.qwen2_moe import QWEN2_MOE
 from trainer.families.olmo2 import OLMO2
 from trainer.families.opt import OPT
 from trainer.families.phi import PHI
@@ -52,6 +53,7 @@ FAMILIES: tuple[Family, ...] = (
     MINISTRAL3,
     MIXTRAL,
     QWEN2,
+    QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
     GEMMA,

@@ -32,6 +32,7 @@ _WITH_EXPERTS = (
     "moe_expert_capacity_factor",
     "moe_token_drop_policy",
     "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_gate",
 )
 
 
@@ -53,8 +54,24 @@ def check_experts(config: TrainConfig) -> None:
         return
     if isinstance(pattern, list) and not any(pattern):
         raise ConfigError("model.moe_layer_freq", "gives no layer experts; set a 1, or leave num_experts out")
+    _check_shared_expert(model)
     _check_scores(model)
     _check_groups(model, model.num_experts)
+
+
+def _check_shared_expert(model: ModelConfig) -> None:
+    if not model.moe_shared_expert_gate:
+        return
+    if model.moe_shared_expert_intermediate_size is None:
+        raise ConfigError(
+            "model.moe_shared_expert_gate",
+            "needs a shared expert; set moe_shared_expert_intermediate_size, or leave this key out",
+        )
+    if not model.disable_bias_linear:
+        raise ConfigError(
+            "model.moe_shared_expert_gate",
+            "is not supported with biases of the shared expert; set disable_bias_linear, or leave this key out",
+        )
 
 
 def _check_scores(model: ModelConfig) -> None:

@@ -25,6 +25,7 @@ from trainer.families.gpt_oss import GPT_OSS
 from trainer.families.llama import LLAMA
 from trainer.families.mistral import MISTRAL
 from trainer.families.mixtures.olmoe import OLMOE
+from trainer.families.mixtures.qwen2_moe import QWEN2_MOE
 from trainer.families.phi import PHI
 from trainer.families.qwen2 import QWEN2
 from trainer.families.qwen3 import QWEN3
@@ -105,6 +106,7 @@ WINDOWS = {
     "Gemma 3 with an old pattern": (GEMMA3, {"layer_types": ..., "sliding_window_pattern": 2}),
     "Gemma 3 without any": (GEMMA3, {"layer_types": ..., "num_hidden_layers": 7}),
     "SmolLM3 in layers without rotation": (SMOLLM3, {"use_sliding_window": True, "sliding_window": 6}),
+    "Qwen2-MoE without a list": (QWEN2_MOE, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3}),
     "SmolLM3 switched off": (SMOLLM3, {"sliding_window": 6}),
     "OLMo 3 without any": (OLMO3, {"num_hidden_layers": 9}),
     "OLMo 3 with a list": (OLMO3, {"layer_types": LAYER_TYPES}),
@@ -223,7 +225,7 @@ REFUSED: dict[str, tuple[Family, dict[str, Any], str]] = {
     "windows of SmolLM3 that are switched off": (
         SMOLLM3,
         {"layer_types": LAYER_TYPES},
-        "layer_types has other kinds than full_attention or not one for each layer, but use_sliding_window is false",
+        "layer_types has sliding_attention, but use_sliding_window is false",
     ),
     "gates of transformers 4": (GEMMA, {"hidden_activation": "silu"}, "hidden_activation is 'silu', but"),
     "absent heads of the published size": (

@@ -54,6 +54,10 @@ VARIANTS = [
                 {"no_rope_layers": [1, 1, 1, 1], "attention_bias": True, "tie_word_embeddings": True},
             ],
             "granite": [{"attention_bias": True, "embedding_multiplier": 1.0, "tie_word_embeddings": False}],
+            "qwen2_moe": [
+                {"norm_topk_prob": True, "qkv_bias": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
+                {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
+            ],
             "qwen3_moe": [{"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}],
         }.get(family.model_type, [])
     ),

@@ -205,7 +205,10 @@ def _moe(weights, prefix, model, hidden, auxiliary):
     mixed = torch.stack(outputs).view(hidden.shape[1], hidden.shape[0], -1).transpose(0, 1)
     if model.moe_shared_expert_intermediate_size is None:
         return mixed
-    return mixed + _mlp(_Part(weights, f"{prefix}shared_expert."), model, hidden)
+    shared = _mlp(_Part(weights, f"{prefix}shared_expert."), model, hidden)
+    if model.moe_shared_expert_gate:
+        shared = torch.sigmoid(hidden @ weights[f"{prefix}shared_expert_gate.weight"].t()) * shared
+    return mixed + shared
 
 
 def _router_weight(row, experts, place, model):

@@ -55,6 +55,12 @@ EXPERT_MODELS = {
     "drops-by-probability": CAPACITY,
     "drops-by-position": {**CAPACITY, "moe_token_drop_policy": "position"},
     "shared-expert": {**MIXTRAL, "moe_shared_expert_intermediate_size": 24, "moe_ffn_hidden_size": 16},
+    "gated-shared-expert": {
+        **MIXTRAL,
+        "moe_shared_expert_intermediate_size": 24,
+        "moe_shared_expert_gate": True,
+        "moe_ffn_hidden_size": 16,
+    },
     "every-second-layer": {**MIXTRAL, "moe_layer_freq": 2},
     "gpt2-with-biases": {"num_experts": 4, "moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 8},
     "swiglu-with-biases": {"num_experts": 3, "swiglu": True, "openai_gelu": False, **LOSSES},

@@ -11,6 +11,18 @@ MOE = {"num_experts": 4}
 # as REFUSED in tests.trainer.planning.refused_combinations
 REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
     (
+        {"model": {**MOE, "moe_shared_expert_gate": True, "disable_bias_linear": True}},
+        "model.moe_shared_expert_gate",
+        "needs a shared expert",
+        {"model": {**MOE, "moe_shared_expert_intermediate_size": 8}},
+    ),
+    (
+        {"model": {**MOE, "moe_shared_expert_gate": True, "moe_shared_expert_intermediate_size": 8}},
+        "model.moe_shared_expert_gate",
+        "is not supported with biases",
+        {"model": {**MOE, "disable_bias_linear": True}},
+    ),
+    (
         {"model": {**MOE, "moe_layer_freq": [True]}},
         "model.moe_layer_freq",
         "one entry for each of the",

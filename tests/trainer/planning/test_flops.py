@@ -159,6 +159,12 @@ EXPERTS = {"num_experts": 4, "moe_layer_freq": 2, "moe_ffn_hidden_size": 24}
         {**LATENT, "q_lora_rank": 5, "disable_bias_linear": True},
         EXPERTS,
         {**EXPERTS, "swiglu": True, "disable_bias_linear": True, "moe_shared_expert_intermediate_size": 8},
+        {
+            **EXPERTS,
+            "disable_bias_linear": True,
+            "moe_shared_expert_intermediate_size": 8,
+            "moe_shared_expert_gate": True,
+        },
         {**EXPERTS, "moe_layer_freq": 1, "moe_shared_expert_intermediate_size": 8},
         {"architecture": "bert", "norm_placement": "post", "has_final_norm": False},
         {"architecture": "bert", "untie_embeddings_and_output_weights": True},

@@ -169,6 +169,8 @@ class ModelConfig(Section):
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
     moe_shared_expert_intermediate_size: PositiveInt | None = None
     """Feed-forward width of the shared expert, which processes every token. Unset: no shared expert."""
+    moe_shared_expert_gate: bool = False
+    """Multiply the shared expert's result by the sigmoid of one product of the token (Qwen2-MoE)."""
 
     @field_validator("moe_layer_freq", "no_rope_freq", "window_layers", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope
-from trainer.families.format.windows import FULL, read_windows, write_windows
+from trainer.families.format.windows import read_switched_windows, write_windows
 from trainer.families.llama import ABSENT, SILU, TINY, dense_weights, read_shape, write_shape
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _read(hub: HubConfig) -> dict[str, Any]:
     return {
         **shape,
         **read_rope(hub),
-        **_windows(hub, skips),
+        **read_switched_windows(hub, len(skips), skips),
         "no_rope_freq": skips if any(skips) else None,
         "add_qkv_bias": biased,
         "add_attention_output_bias": biased,
@@ -44,19 +44,6 @@ def _layers_without_rope(hub: HubConfig, num_layers: int) -> list[bool]:
             f"others, of num_hidden_layers {num_layers}"
         )
     return [not entry for entry in rotates]
-
-
-def _windows(hub: HubConfig, skips: list[bool]) -> dict[str, Any]:
-    if hub.take("use_sliding_window"):
-        has_width = hub.take("sliding_window", null=None) is not None
-        return read_windows(hub, len(skips), [has_width and skip for skip in skips])
-    hub.take("sliding_window", null=None)
-    kinds = hub.take("layer_types", null=None)
-    if kinds is not None and kinds != [FULL] * len(skips):
-        hub.refuse(
-            f"layer_types has other kinds than {FULL} or not one for each layer, but use_sliding_window is false"
-        )
-    return {}
 
 
 def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:

@@ -35,6 +35,16 @@ def read_late_windows(hub: HubConfig, num_layers: int) -> dict[str, Any]:
     return _windows(hub, window, _layer_types(hub, num_layers) or late)
 
 
+def read_switched_windows(hub: HubConfig, num_layers: int, sliding: list[bool]) -> dict[str, Any]:
+    """Our keys as by read_windows, if use_sliding_window is on; else none, and no layer of layer_types may have one."""
+    if hub.take("use_sliding_window"):
+        return read_windows(hub, num_layers, sliding)
+    hub.given("sliding_window")
+    if any(_layer_types(hub, num_layers) or []):
+        hub.refuse(f"layer_types has {SLIDING}, but use_sliding_window is false; change one of the two")
+    return {}
+
+
 def _layer_types(hub: HubConfig, num_layers: int) -> list[bool] | None:
     """True for each layer with a window; None for a file that does not list its layers."""
     types = hub.take("layer_types", null=None)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from trainer.model.mlp import MLP
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 class MoE(nn.Module):
     """[S(/t), B, H] -> [S(/t), B, H] through K of E experts per token.
 
-    A shared expert is added if the model has one.
+    A shared expert is added if the model has one, times its gate if there is one.
     """
 
     def __init__(
@@ -52,6 +53,12 @@ class MoE(nn.Module):
         if model.moe_shared_expert_intermediate_size is not None:
             self.shared_expert = MLP(
                 model, builder.under("shared_expert"), axes.tp, model.moe_shared_expert_intermediate_size
+            )
+        self.shared_expert_gate: nn.Parameter | None = None
+        if model.moe_shared_expert_gate:
+            # Each tp rank only knows the loss gradient through its own part of the shared expert.
+            self.shared_expert_gate = builder.under("shared_expert_gate").weight(
+                "weight", (1, model.hidden_size), std=model.init_method_std, partial_over_tp=True
             )
 
     @property
@@ -81,7 +88,10 @@ class MoE(nn.Module):
         if self.shared_expert is None:
             return reduce_partial_sums(combined, self._axes.tp, needs_values)
         # The shared expert's partial sums are added first: one f and one g serve both.
-        combined = combined + self.shared_expert(whole, needs_values, inside_tp_region=True)
+        gate = self.shared_expert_gate
+        # The backward of the gate reads the values that it multiplies.
+        shared = self.shared_expert(whole, needs_values or gate is not None, inside_tp_region=True)
+        combined = combined + (shared if gate is None else shared * torch.sigmoid(F.linear(whole, gate)))
         summed = reduce_partial_sums(combined, self._axes.tp, needs_values)
         return self.shared_expert.fc2.add_bias(summed) if adds_bias else summed
 

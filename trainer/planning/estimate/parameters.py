@@ -53,6 +53,7 @@ def layer_parameters(config: TrainConfig, layer: int) -> tuple[int, int]:
     dense += (hidden + model.moe_router_bias) * count
     if model.moe_shared_expert_intermediate_size:
         dense += _feed_forward(config, model.moe_shared_expert_intermediate_size)
+        dense += hidden * model.moe_shared_expert_gate
     experts = count // config.parallel.expert_model_parallel_size * _feed_forward(config, model.expert_ffn_size)
     return dense, experts
 

@@ -42,7 +42,8 @@ def expert_parameters(model: ModelConfig, *, active: bool) -> int:
     shared = model.moe_shared_expert_intermediate_size
     each = dense_parameters(model, model.expert_ffn_size)
     experts = (model.moe_router_topk if active else count) * each
-    return router + experts + (dense_parameters(model, shared) if shared else 0)
+    gate = model.hidden_size * model.moe_shared_expert_gate
+    return router + experts + (dense_parameters(model, shared) + gate if shared else 0)
 
 
 def _activation_bytes(model: ModelConfig, width: int) -> int:
