@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
     from trainer.process.launch_environment import LaunchEnvironment
 
-_PROGRAM = "trainer evaluate"
+_PROGRAM = "llmctl evaluate"
 
 
 @dataclass(frozen=True)

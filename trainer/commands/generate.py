@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import MutableMapping, Sequence
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from trainer.ops.build.build_settings import BuildSettings
     from trainer.process.launch_environment import LaunchEnvironment
 
-_PROGRAM = "trainer generate"
+_PROGRAM = "llmctl generate"
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,10 @@ class _Request:
         texts = read_prompts(options.prompt, options.prompt_file)
         source = ModelSource.open(Path(options.source).expanduser())
         layout = layout_of(options)
-        config = source.config_with(layout)
         tokenizer = tokenizer_of(source, options.tokenizer)
         prompts = encode_prompts(texts, tokenizer, source)
+        source = source.reaching(max(map(len, prompts)) + options.max_new_tokens)
+        config = source.config_with(layout)
         settings = GenerationSettings(
             max_new_tokens=options.max_new_tokens,
             temperature=options.temperature,
@@ -115,7 +117,7 @@ def _continue(model: GenerationModel, request: _Request, options: argparse.Names
     tell = partial(print_text, end="") if is_streaming else None
     rows = [TextRow(TextStream(request.tokenizer, prompt), options.stop, tell) for prompt in request.prompts]
     if is_streaming:
-        print_text(request.texts[0], end="")
+        print_text(_shown_prompt(request.texts[0]), end="")
     begin, count = time.monotonic(), 0
     continuations = model.generate_each(
         request.prompts, request.settings, lambda row, token: rows[row].add(token), batch_size=options.batch_size
@@ -131,12 +133,18 @@ def _continue(model: GenerationModel, request: _Request, options: argparse.Names
         elif is_streaming:
             print_text("")
         else:
-            print_text(f"--- {number + 1}\n{text}{row.text}")
+            print_text(f"--- {number + 1}\n{_shown_prompt(text)}{row.text}")
         if found.ending == "positions":
             print(
-                f"trainer generate: text {number + 1} ends at the model's {model.most_positions} positions",
+                f"{_PROGRAM}: text {number + 1} ends at the model's {model.most_positions} positions",
                 file=sys.stderr,
             )
     if speaks:
         seconds = time.monotonic() - begin
         print(f"{count} tokens in {seconds:.1f} s, {count / max(seconds, 1e-9):.1f} per second", file=sys.stderr)
+
+
+def _shown_prompt(text: str) -> str:
+    """The prompt, in bold on a terminal, where nothing else tells it from the model's text."""
+    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+    return text if is_plain else f"\x1b[1m{text}\x1b[22m"

@@ -215,20 +215,32 @@ def family_of_model(model: ModelConfig) -> Family:
         if describes(family, model):
             return family
     raise FamilyError(
-        "this model section is that of no published family, so that no program could read an export; the families "
-        "are " + ", ".join(family.name for family in FAMILIES)
+        f"no published family has this model section, so that no program could read an export; {_nearest_words(model)}"
     )
 
 
-def nearest_family(model: ModelConfig) -> tuple[Family, Difference] | None:
-    """The family whose config.json differs from ``model`` in the fewest keys, and the first of them.
+_MOST_SHOWN = 8
+
+
+def _nearest_words(model: ModelConfig) -> str:
+    nearest = nearest_family(model)
+    if nearest is None:
+        return "the families are " + ", ".join(family.name for family in FAMILIES)
+    family, different = nearest
+    keys = ", ".join(f"model.{key} {theirs} (here {ours})" for key, theirs, ours in different[:_MOST_SHOWN])
+    more = f" and {len(different) - _MOST_SHOWN} further keys" if len(different) > _MOST_SHOWN else ""
+    return f"the nearest is {family.name}, with {keys}{more}"
+
+
+def nearest_family(model: ModelConfig) -> tuple[Family, list[Difference]] | None:
+    """The family whose config.json differs from ``model`` in the fewest keys, and these keys.
 
     None if one describes the model exactly, or if none can be written for it.
     """
     versions = ((family, _as_family(family, model)) for family in FAMILIES)
     found = [(family, differences(version, model)) for family, version in versions if version is not None]
     family, different = min(found, key=lambda one: len(one[1]), default=(None, []))
-    return (family, different[0]) if family is not None and different else None
+    return (family, different) if family is not None and different else None
 
 
 def describes(family: Family, model: ModelConfig) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,19 @@ class ModelSource:
             end_of_documents(metadata.progress.get("data_state")),
             partial(load_weights, checkpoint),
         )
+
+    def reaching(self, positions: int) -> ModelSource:
+        """The model with room for this many positions, if its config sets no limit and no table of positions does.
+
+        Rope has angles for every position. How well a model continues past the length of its training is another
+        question.
+        """
+        model = self.config.model
+        has_table = model.position_embedding_type in ("learned_absolute", "relative")
+        if model.max_position_embeddings is not None or has_table or positions <= self.config.max_position_embeddings:
+            return self
+        longer = model.model_copy(update={"max_position_embeddings": positions})
+        return replace(self, config=self.config.model_copy(update={"model": longer}))
 
     def config_with(self, parallel: ParallelConfig) -> TrainConfig:
         """The config with the layout ``parallel``.

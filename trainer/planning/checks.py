@@ -274,20 +274,14 @@ def _check_hugging_face(config: TrainConfig) -> None:
     if not config.checkpoint.save_hugging_face:
         return
     # Sixteen families take time to import, and few runs need them.
-    from trainer.families.catalogue import family_of_model, nearest_family
+    from trainer.families.catalogue import family_of_model
     from trainer.families.format.errors import FamilyError
 
     try:
         family_of_model(config.model)
     except FamilyError as error:
-        nearest = nearest_family(config.model)
-        if nearest is None:
-            raise ConfigError("checkpoint.save_hugging_face", str(error)) from None
-        family, (key, theirs, ours) = nearest
         raise ConfigError(
-            "checkpoint.save_hugging_face",
-            f"no published family has this model section; the nearest is {family.name}, with model.{key} {theirs} "
-            f"where this config has {ours}; change that key, or leave save_hugging_face out",
+            "checkpoint.save_hugging_face", f"{error}; change these keys, or leave save_hugging_face out"
         ) from None
 
 

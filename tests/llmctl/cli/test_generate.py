@@ -59,5 +59,5 @@ def test_the_local_cluster_generates_here(tmp_path, monkeypatch, capfd):
     (tmp_path / "mamba/config.json").write_text(json.dumps({"model_type": "mamba"}))
     assert main(["generate", "./mamba", *PROMPT]) == 3
     message = capfd.readouterr().err
-    assert message.startswith("trainer generate: mamba") and "'mamba'" in message
+    assert message.startswith("llmctl generate: mamba") and "'mamba'" in message
     assert message.count("\n") == 1

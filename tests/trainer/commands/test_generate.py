@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,31 @@ def test_generation_continues_the_verse(trained: Path, capsys: pytest.CaptureFix
     ]
     assert generate.main(arguments, {**os.environ, "LLMCTL_CACHE_DIR": str(tmp_path)}) == 0
     said = capsys.readouterr()
-    assert "trainer generate: kernels: " in said.err and "instead of native: the library is not" in said.err
+    assert "llmctl generate: kernels: " in said.err and "instead of native: the library is not" in said.err
     text = said.out.rstrip("\n")
     assert len(text) > 40
     assert (VERSE * 3).startswith(text)
+
+
+def test_the_text_goes_on_past_the_length_of_training(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(trained), "--prompt", "one for", "--temperature", "0", "--max-tokens", "80", "--json"]
+    assert generate.main(words, {}) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ending"], answer["tokens"]) == ("length", 80)
+    source = ModelSource.open(trained)
+    assert source.reaching(20) is source
+    table = source.config.model.model_copy(update={"position_embedding_type": "learned_absolute"})
+    with_table = replace(source, config=source.config.model_copy(update={"model": table}))
+    assert with_table.reaching(80) is with_table
+
+
+def test_a_prompt_is_bold_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generate._shown_prompt("once") == "once"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert generate._shown_prompt("once") == "\x1b[1monce\x1b[22m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert generate._shown_prompt("once") == "once"
 
 
 def test_the_command_starts_its_own_ranks(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:

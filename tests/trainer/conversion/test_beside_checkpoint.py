@@ -89,7 +89,7 @@ def test_a_folder_goes_with_its_checkpoint(tmp_path):
     assert hub_path(tmp_path, 2).exists()
 
 
-def test_a_model_of_no_family_is_refused_with_the_first_difference():
+def test_a_model_of_no_family_is_refused_with_its_differences():
     values = config_of("tp2")
     values["checkpoint"] |= {"save_hugging_face": True}
     build_config(values)
@@ -98,8 +98,8 @@ def test_a_model_of_no_family_is_refused_with_the_first_difference():
         build_config(values)
     message = str(caught.value)
     assert message.startswith(
-        "checkpoint.save_hugging_face: no published family has this model section; the nearest is"
+        "checkpoint.save_hugging_face: no published family has this model section, so that no program could read"
     )
-    assert "GPT-2, with model.activation_func gelu" in message and "where this config has squared_relu" in message
+    assert "the nearest is GPT-2, with model.activation_func gelu_tanh (here squared_relu)" in message
     values["checkpoint"] |= {"save_hugging_face": False}
     build_config(values)

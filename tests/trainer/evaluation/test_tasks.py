@@ -177,7 +177,7 @@ def test_bad_input_is_one_sentence(checkpoints, tasks, tmp_path, capsys, name: s
     filled = [argument.format(folder=tmp_path, tasks=tasks[0]) for argument in arguments]
     capsys.readouterr()
     assert evaluate.main([str(checkpoints), *filled], dict(os.environ)) == 3
-    message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trainer evaluate: ")]
+    message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("llmctl evaluate: ")]
     assert len(message) == 1 and all(word in message[0] for word in words), message
 
 

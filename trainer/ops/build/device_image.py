@@ -130,7 +130,7 @@ def obtain_image(
     try:
         compiler = _compiler(settings, by, architecture, newest)
         if not may_build:
-            raise BuildError("the kernels are not compiled; run python -m trainer kernels build")
+            raise BuildError("the kernels are not compiled; run llmctl env kernels build")
         make = partial(_make, cache, settings, compiler, architecture, report)
         name = f"{_folder()}/sm_{architecture}-{compiler}.cubin"
         return cache.obtain(name, make, report.say, limit_s=limit_s)

@@ -113,7 +113,7 @@ def load_built(settings: BuildSettings, name: str | None = None) -> Library:
         return found
     distrusted = cache.distrusted(any_name)
     problem = f"the library is not built{f' ({distrusted})' if distrusted else ''}"
-    raise found or BuildError(f"{problem}; run python -m trainer kernels build")
+    raise found or BuildError(f"{problem}; run llmctl env kernels build")
 
 
 def load_on_demand(settings: BuildSettings, report: LineReport, limit_s: float = LIMIT_S) -> Library:

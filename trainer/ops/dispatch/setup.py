@@ -125,7 +125,7 @@ def _on_cpu(library: Library | BuildError) -> Availability:
 
 
 def _reason(error: BuildError) -> str:
-    return f"{error.reason}; python -m trainer kernels build prints the full log" if error.log else error.reason
+    return f"{error.reason}; llmctl env kernels build prints the full log" if error.log else error.reason
 
 
 def set_up_kernels(

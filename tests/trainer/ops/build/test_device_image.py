@@ -218,7 +218,7 @@ def test_reasons_are_reported(settings: BuildSettings, monkeypatch: pytest.Monke
         BuildError, match=r"^nvcc 13\.0 is newer than the driver, which supports CUDA 12\.4; use a CUDA 12"
     ):
         obtain_image(settings, "nvcc", 80, Said(), newest=(12, 4))
-    with pytest.raises(BuildError, match=r"^the kernels are not compiled; run python -m trainer kernels build$"):
+    with pytest.raises(BuildError, match=r"^the kernels are not compiled; run llmctl env kernels build$"):
         obtain_image(settings, "nvcc", 80, Said(), newest=(13, 0), may_build=False)
 
 

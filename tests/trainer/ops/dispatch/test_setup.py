@@ -74,9 +74,7 @@ def test_a_long_compiler_error_names_the_command_that_prints_it(images, monkeypa
 
     monkeypatch.setattr(setup, "load_built", fail)
     assert (
-        offered(tmp_path, "auto")
-        .missing["native"]
-        .endswith("error: no; python -m trainer kernels build prints the full log")
+        offered(tmp_path, "auto").missing["native"].endswith("error: no; llmctl env kernels build prints the full log")
     )
 
 

@@ -274,7 +274,7 @@ def test_doctor_explains_every_operation(place):
     assert {row["operation"] for row in before["operations"]} == {operation.name for operation in OPERATIONS}
     assert "native" not in {row["backend"] for row in before["operations"]}
     reasons = [row["reason"] for row in before["operations"] if row["operation"] == "rms_norm"]
-    assert reasons and all("; run python -m trainer kernels build" in reason for reason in reasons)
+    assert reasons and all("; run llmctl env kernels build" in reason for reason in reasons)
     assert {part["name"]: part["found"] for part in before["parts"]}["library"] is False
     assert kernels("build", **place)[0] == 0
     after = json.loads(kernels("doctor", "--json", **place)[1])

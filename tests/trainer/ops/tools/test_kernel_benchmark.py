@@ -36,7 +36,7 @@ def test_without_the_library_the_others_are_measured(tmp_path, monkeypatch, caps
     monkeypatch.setenv("LLMCTL_CACHE_DIR", str(tmp_path))
     assert main([*FLAGS, "rms_norm"]) == 3
     said = capsys.readouterr()
-    assert "native was not measured: the library is not built; run python -m trainer kernels build" in said.err
+    assert "native was not measured: the library is not built; run llmctl env kernels build" in said.err
     rows = [line.split(" | ")[:3] for line in said.out.splitlines() if line.startswith("| rms_norm")]
     assert rows == [["| rms_norm", "8x8", "reference"]] * 2
 
