@@ -56,6 +56,7 @@ def test_examples_have_the_published_sizes(name: str, vocab_size: int, total: fl
         ("opt_350m", 50272, "OPT", 331_196_416),
         ("gpt3_1.3b", 50257, "GPT-2", None),
         ("gpt3_13b", 50257, "GPT-2", None),
+        ("gpt_small", 256, "Llama", None),
         ("llama2_7b", 32000, "Llama", 6_738_415_616),
         ("llama3_8b", 128256, "Llama", 8_030_261_248),
         ("tanuki_8b", 65024, "Llama", None),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import MutableMapping, Sequence
@@ -146,5 +145,4 @@ def _continue(model: GenerationModel, request: _Request, options: argparse.Names
 
 def _shown_prompt(text: str) -> str:
     """The prompt, in bold on a terminal, where nothing else tells it from the model's text."""
-    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
-    return text if is_plain else f"\x1b[1m{text}\x1b[22m"
+    return f"\x1b[1m{text}\x1b[22m" if sys.stdout.isatty() else text

@@ -41,13 +41,14 @@ from trainer.families.qwen3 import QWEN3
 from trainer.families.qwen3_moe import QWEN3_MOE
 from trainer.families.t5 import T5
 
+# In this order a model section is described: Llama before the families that have Llama's layers under another name.
 FAMILIES: tuple[Family, ...] = (
     GPT2,
     OPT,
     GPT_NEOX,
     PHI,
-    PHI3,
     LLAMA,
+    PHI3,
     MISTRAL,
     MINISTRAL,
     MINISTRAL3,

@@ -126,10 +126,7 @@ def test_the_text_goes_on_past_the_length_of_training(trained: Path, capsys: pyt
 def test_a_prompt_is_bold_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert generate._shown_prompt("once") == "once"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.delenv("NO_COLOR", raising=False)
     assert generate._shown_prompt("once") == "\x1b[1monce\x1b[22m"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert generate._shown_prompt("once") == "once"
 
 
 def test_the_command_starts_its_own_ranks(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
