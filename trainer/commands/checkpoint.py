@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,10 @@ from trainer.checkpoint.find import all_checkpoints, find_checkpoint, holds_nati
 from trainer.checkpoint.foreign import foreign_format
 from trainer.checkpoint.metadata import load_metadata
 from trainer.checkpoint.verification import find_damage
+from trainer.commands.model_description import describe_model
+from trainer.commands.model_page import render_page
 from trainer.config.checkpoint_flags import parse
+from trainer.config.command_parser import print_text
 from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
 from trainer.conversion.distributed_files import DistributedFiles
@@ -25,7 +29,7 @@ from trainer.conversion.import_megatron import MegatronModel, import_megatron, i
 from trainer.conversion.verify import BOUND, verify_export
 from trainer.families.format.errors import FamilyError
 from trainer.hub.errors import HubError
-from trainer.hub.folder import HubFolder, is_hub_folder
+from trainer.hub.folder import HubFolder
 from trainer.hub.gguf.file import GgufFile, is_gguf_file
 from trainer.hub.published import PublishedModel
 
@@ -135,24 +139,12 @@ def _verify_pair(checkpoint: Path, folder: Path) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    if is_hub_folder(options.source) or is_gguf_file(options.source):
-        is_file = is_gguf_file(options.source)
-        with GgufFile(options.source) if is_file else HubFolder(options.source, may_lack_heads=True) as source:
-            what = "GGUF file" if is_file else "Hugging Face folder"
-            print(f"{what}: {source.family.name}, {source.num_tensors} tensors")
-            rows = [
-                (name, source.shape(name), str(source.dtype(name)).removeprefix("torch.")) for name in source.weights
-            ]
+    found = describe_model(options.source)
+    if options.as_json:
+        print_text(json.dumps(found.as_document(), indent=1))
     else:
-        checkpoint = find_checkpoint(options.source)
-        metadata = load_metadata(checkpoint)
-        print(f"{checkpoint}: iteration {metadata.iteration}, vocabulary {metadata.vocab_size}")
-        print(f"layout: {', '.join(f'{axis} {size}' for axis, size in metadata.layout.items()) or 'imported'}")
-        print(f"optimizer: {metadata.optimizer['name'] if metadata.optimizer else 'none'}")
-        rows = [(name, tensor.shape, tensor.dtype) for name, tensor in sorted(metadata.tensors["model"].items())]
-    for name, shape, dtype in rows:
-        print(f"  {name:50} {dtype:9} {list(shape)}")
-    return 0
+        print_text(render_page(found, with_tensors=options.tensors, is_for_people=sys.stdout.isatty()))
+    return 0 if found.problem is None else _BAD_INPUT
 
 
 @contextmanager

@@ -16,7 +16,7 @@ _CHECKPOINT = "run directory, folder of checkpoints, or iter_*; for llmctl also 
 _DESCRIPTIONS = {
     "import": "Turn a Hugging Face folder, a GGUF file, or weights of Megatron-core (torch_dist), into a checkpoint.",
     "export": "Turn a checkpoint of any layout into a Hugging Face folder, and compare the logits of both.",
-    "show": "Show tensors, shapes and dtypes of a checkpoint, a Hugging Face folder or a GGUF file.",
+    "show": "Show family, sizes, tokenizer and model section of a checkpoint, a Hugging Face folder or a GGUF file.",
     "verify": "Compare a run's checkpoints with their checksums, or logits with a Hugging Face folder.",
 }
 
@@ -59,6 +59,9 @@ def parser_of(command: str) -> CommandParser:
             help="largest size of the tensors in one file (default 5000000000)",
         )
         parser.add_argument("--no-verify", action="store_true", help="do not compare logits afterwards")
+    elif command == "show":
+        parser.add_argument("--tensors", action="store_true", help="list all tensors with dtype and shape")
+        parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON document")
     elif command == "verify":
         parser.add_argument("--against", type=Path, metavar="HF_DIR", help="compare logits with this folder")
     return parser

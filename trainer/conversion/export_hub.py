@@ -16,6 +16,7 @@ from torch import Tensor
 from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.checkpoint.stored_tensors import StoredTensors
 from trainer.config.checkpoint_flags import MAX_BYTES_PER_FILE
+from trainer.config.sections.model import ModelConfig
 from trainer.config.train_config import TrainConfig
 from trainer.conversion.errors import ConversionError
 from trainer.conversion.file_plan import PlannedFile, Unit, finish, plan_files, write_files
@@ -64,7 +65,7 @@ class Export:
         """
         metadata = load_metadata(checkpoint)
         config = build_config(metadata.config)
-        family = _family(checkpoint, config)
+        family = exported_family(checkpoint, config.model)
         weights = (*family.weights(config.model), *family.copies(config.model))
         stored, needed = metadata.tensors["model"].keys(), {rule.ours for rule in weights}
         for names, what in ((needed - stored, "lacks"), (stored - needed, "has the surplus tensor")):
@@ -95,12 +96,17 @@ def trained_dtype(metadata: CheckpointMetadata, config: TrainConfig) -> torch.dt
     return parameter_dtype(config.training) if metadata.layout else None
 
 
-def _family(checkpoint: Path, config: TrainConfig) -> Family:
+def exported_family(checkpoint: Path, model: ModelConfig) -> Family:
+    """The family that an export of ``checkpoint`` has: the one that the training began with, if it still fits.
+
+    Raises:
+        FamilyError: the model is of no published family.
+    """
     _, keys = side_config(checkpoint)
     named = next((family for family in FAMILIES if family.model_type == keys.get("model_type")), None)
-    if named is not None and describes(named, config.model):
+    if named is not None and describes(named, model):
         return named
-    return family_of_model(config.model)
+    return family_of_model(model)
 
 
 def export_hub(

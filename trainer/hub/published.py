@@ -174,6 +174,16 @@ class PublishedModel(ExitStack):
         """Number of Hugging Face tensors that the model is made of."""
         return len(self._names)
 
+    @property
+    def stored(self) -> Mapping[str, StoredAs]:
+        """Header entries of the tensors that the model is made of, by their names in the files."""
+        return {name: self._stored[name] for name in self._names.values()}
+
+    @property
+    def weight_files(self) -> list[Path]:
+        """The files that hold these tensors."""
+        return sorted({self.path / stored.file for stored in self.stored.values()})
+
     def dtype(self, ours: str) -> torch.dtype:
         """Dtype of one of our tensors."""
         return DTYPES[self._of(self.weights[ours].theirs[0]).dtype]

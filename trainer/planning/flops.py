@@ -17,12 +17,14 @@ the number is the same for every parallel layout.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.planning.parts import attention, block, embedding, encoder_decoder, head, mtp, norm
 
 if TYPE_CHECKING:
+    from trainer.config.sections.model import ModelConfig
     from trainer.config.train_config import TrainConfig
 
 
@@ -79,6 +81,46 @@ def count_parameters(config: TrainConfig, vocab_size: int) -> ParameterCounts:
         output_layer=head.table_parameters(model, vocab_size) if model.untie_embeddings_and_output_weights else 0,
         samples=head.sample_parameters(model),
     )
+
+
+@dataclass(frozen=True)
+class EqualLayers:
+    """Layers of a model with the same number of parameters.
+
+    Attributes:
+        kind: such as "encoder layers".
+        count: number of these layers.
+        parameters: of one of them.
+        active: parameters of one of them that a token uses.
+    """
+
+    kind: str
+    count: int
+    parameters: int
+    active: int
+
+
+def count_by_layer(model: ModelConfig) -> list[EqualLayers]:
+    """All layers of ``model``, equal ones together. Their sum is ParameterCounts.layers."""
+    if model.is_encoder_decoder:
+        encoder, decoder = encoder_decoder.encoder_layer(model), encoder_decoder.decoder_layer(model)
+        return [
+            EqualLayers("encoder layers", model.num_layers, encoder, encoder),
+            EqualLayers("decoder layers", model.num_decoder_layers, decoder, decoder),
+        ]
+    layers = Counter(
+        (
+            "layers with experts" if model.is_moe_layer(layer) else "layers",
+            block.parameters(model, layer, active=False),
+            block.parameters(model, layer, active=True),
+        )
+        for layer in range(model.num_layers)
+    )
+    found = [EqualLayers(kind, count, every, active) for (kind, every, active), count in layers.items()]
+    if model.mtp_num_layers:
+        every, active = (mtp.parameters(model, active=only) // model.mtp_num_layers for only in (False, True))
+        found.append(EqualLayers("prediction layers", model.mtp_num_layers, every, active))
+    return found
 
 
 def flops_per_token(config: TrainConfig, vocab_size: int) -> int:

@@ -39,7 +39,7 @@ class CheckpointCommand(typer.core.TyperCommand):
 
 @app.callback()
 def checkpoint() -> None:
-    """Import, export and check models: Hugging Face folders."""
+    """Show, import, export and check models in Hugging Face's format."""
 
 
 @app.command("import", cls=CheckpointCommand, context_settings=_PASSING_ON)
@@ -56,7 +56,7 @@ def export(ctx: typer.Context, cluster: _Cluster = None) -> int:
 
 @app.command(cls=CheckpointCommand, context_settings=_PASSING_ON)
 def show(ctx: typer.Context, cluster: _Cluster = None) -> int:
-    """Show tensors, shapes and dtypes of a checkpoint or a Hugging Face folder."""
+    """Show family, sizes, tokenizer and model section of a checkpoint or a folder."""
     return _run(ctx, "show", cluster)
 
 

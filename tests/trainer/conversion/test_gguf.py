@@ -180,9 +180,10 @@ def test_a_splitting_that_is_unknown_is_said(vocabularies, tmp_path, capsys) -> 
 
 def test_show_reads_a_file(tmp_path, capsys) -> None:
     write_gguf(tmp_path / "model.gguf", tiny_model("llama"), "Q8_0")
-    assert command.main(["show", str(tmp_path / "model.gguf")]) == 0
+    assert command.main(["show", str(tmp_path / "model.gguf"), "--tensors"]) == 0
     shown = capsys.readouterr().out
-    assert "GGUF file: Llama, 21 tensors" in shown and "float32   [96, 64]" in shown
+    assert "GGUF file" in shown and "Llama (model_type llama)" in shown and "21 tensors in float32" in shown
+    assert "model.layers.0.mlp.up_proj.weight  " in shown and "float32  [96, 64]" in shown
 
 
 BAD = {

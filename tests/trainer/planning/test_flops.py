@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.families.catalogue import FAMILIES, read_model
 from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
 from trainer.planning.device_peaks import known_peak_tflops
-from trainer.planning.flops import count_parameters, flops_per_token
+from trainer.planning.flops import count_by_layer, count_parameters, flops_per_token
 from trainer.planning.parts import block
 
 
@@ -86,6 +87,16 @@ MIXTRAL_8X7B = {**LLAMA_3_8B, "num_experts": 8, "moe_router_topk": 2}
 )
 def test_counts_of_published_models(model, seq_length, vocab_size, parameters):
     assert count_parameters(config(model, seq_length), vocab_size).total == parameters
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_layers_taken_apart_are_all_layers(family):
+    _, model = read_model(family.tiny | {"model_type": family.model_type}, "config.json")
+    counts = count_parameters(config(model.model_dump(), model.max_position_embeddings), model.vocab_size)
+    layers = count_by_layer(model)
+    assert sum(equal.count * equal.parameters for equal in layers) == counts.layers
+    assert sum(equal.count * equal.active for equal in layers) == counts.active_layers
+    assert len({(equal.kind, equal.parameters) for equal in layers}) == len(layers)
 
 
 def test_flops_by_hand():

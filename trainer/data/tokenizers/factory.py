@@ -70,11 +70,15 @@ def open_tokenizer(settings: TokenizerSettings) -> Tokenizer:
         return NullTokenizer(settings.vocab_size)
     if not settings.is_set:
         raise DataError(f"tokenizer_model: is unset; {_REMEDY}")
-    return VocabularyTokenizer(_vocabulary(kind or _type_of(settings), settings), settings, open_tokenizer)
+    return VocabularyTokenizer(_vocabulary(kind or type_of(settings), settings), settings, open_tokenizer)
 
 
-def _type_of(settings: TokenizerSettings) -> str:
-    """Recognise the type of tokenizer by the names of the files."""
+def type_of(settings: TokenizerSettings) -> str:
+    """Recognise the type of tokenizer by the names of the files.
+
+    Raises:
+        DataError: the files are of no known kind.
+    """
     path = _path(settings.tokenizer_model or settings.vocab_file)
     if settings.merge_file or path.name == "vocab.json" or (path.suffix == ".json" and not settings.tokenizer_model):
         return "GPT2BPETokenizer"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def layer_parameters(model: ModelConfig) -> int:
     """Parameters of all layers of both stacks."""
-    return model.num_layers * _encoder_layer(model) + model.num_decoder_layers * _decoder_layer(model)
+    return model.num_layers * encoder_layer(model) + model.num_decoder_layers * decoder_layer(model)
 
 
 def end_parameters(model: ModelConfig) -> int:
@@ -25,12 +25,14 @@ def end_parameters(model: ModelConfig) -> int:
     return 2 * (norm.parameters(model) + model.relative_attention_num_buckets * model.num_attention_heads)
 
 
-def _encoder_layer(model: ModelConfig) -> int:
+def encoder_layer(model: ModelConfig) -> int:
+    """Parameters of one layer of the encoder."""
     return attention.parameters(model) + feed_forward.dense_parameters(model) + 2 * norm.parameters(model)
 
 
-def _decoder_layer(model: ModelConfig) -> int:
-    return _encoder_layer(model) + attention.parameters(model) + norm.parameters(model)
+def decoder_layer(model: ModelConfig) -> int:
+    """Parameters of one layer of the decoder, which also attends to the encoder's output."""
+    return encoder_layer(model) + attention.parameters(model) + norm.parameters(model)
 
 
 def sample_flops(config: TrainConfig) -> int:
@@ -41,8 +43,8 @@ def sample_flops(config: TrainConfig) -> int:
     model, encoder, decoder = config.model, config.training.seq_length, config.training.decoder_seq_length
     width = model.num_attention_heads * model.head_dim
     keys_and_values = 2 * model.hidden_size * width
-    per_layer = encoder * keys_and_values + decoder * (_decoder_layer(model) - keys_and_values)
-    products = model.num_layers * encoder * _encoder_layer(model) + model.num_decoder_layers * per_layer
+    per_layer = encoder * keys_and_values + decoder * (decoder_layer(model) - keys_and_values)
+    products = model.num_layers * encoder * encoder_layer(model) + model.num_decoder_layers * per_layer
     pairs = model.num_layers * encoder**2 + model.num_decoder_layers * decoder * (decoder + encoder)
     ends = norm.parameters(model) * (encoder + decoder)
     return 6 * (products + ends) + 12 * width * pairs
