@@ -117,7 +117,12 @@ def check_job(
         problems += _content_problems(job, job.config, transport)
     if problems:
         raise resolved.error(problems)
-    return _warnings(job)
+    warnings = _warnings(job)
+    if job.config is not None and not dry_run:
+        from llmctl.submit.checks.config import split_warnings
+
+        warnings += split_warnings(job, transport)
+    return warnings
 
 
 def check_runs_root(profile: "ClusterProfile", context: Context) -> None:

@@ -12,6 +12,7 @@ from trainer.config.errors import ConfigError
 
 SPLIT_PATH_KEYS = ("train_data_path", "valid_data_path", "test_data_path")
 PATH_KEYS = ("data_path", *SPLIT_PATH_KEYS)
+DEFAULT_SPLIT = "969,30,1"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 
 
@@ -107,3 +108,28 @@ def parse_split(split: str) -> tuple[float, float, float]:
             "data.split", f"{split!r} is not one to three non-negative numbers separated by commas, as in 969,30,1"
         )
     return weights[0] / total, weights[1] / total, weights[2] / total
+
+
+def empty_split(name: str, where: str, sequences: int, tokens: int, split: str, sample: int) -> str:
+    """A sentence if one dataset leaves a split without a sample; empty if it does not.
+
+    Args:
+        name: ``valid`` or ``test``.
+        where: prefix of the dataset.
+        sequences: number of its sequences, which are divided.
+        tokens: their number.
+        split: the shares, as in ``969,30,1``.
+        sample: tokens of one sample.
+    """
+    shares = parse_split(split)
+    number = ("train", "valid", "test").index(name)
+    # The rule of trainer.data.samples.sources.split_sequences, which this torch-free package cannot import.
+    start, stop = (int(round(sum(shares[:count]) * sequences)) for count in (number, number + 1))
+    held = stop - start
+    if not shares[number] or (held and tokens * held // sequences >= sample):
+        return ""
+    what = f"about {tokens * held // sequences:,} tokens, and one sample needs {sample:,}" if held else "no document"
+    return (
+        f"the {name} split of {where} has {what}: {sequences:,} documents are divided by data.split {split}; set it to "
+        "80,20,0, say, or prepare more documents (--text-document paragraph cuts a text file at blank lines)"
+    )

@@ -1,12 +1,13 @@
-"""Task files that a config names are checked before the job is queued."""
+"""Task files and datasets that a config names are checked before the job is queued."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llmctl.submit.checks.config import task_file_problems
+from llmctl.submit.checks.config import split_warnings, task_file_problems
 from llmctl.transport.file_reads import read_parts
 from trainer.config.task_files import is_task_file
 from trainer.planning.build_config import build_config
@@ -20,24 +21,27 @@ CONTENTS = {
 }
 
 
-def problems_of(tasks: list[str]) -> list[Any]:
-    """Problems of a job whose config names ``tasks``; files are read on this machine."""
+TRANSPORT: Any = SimpleNamespace(read_parts=read_parts)
+"""Reads on this machine."""
+
+
+def job_of(**sections: Any) -> Any:
     config = build_config(
         {
             "model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1},
             "training": {"train_iters": 1, "seq_length": 8},
             "optimizer": {"lr": 1e-3},
-            "data": {"mock_data": True, "tokenizer_model": "/t.json"},
-            "evaluation": {"tasks": tasks},
+            **sections,
         }
     )
-    job: Any = SimpleNamespace(
-        config=config,
-        profile=SimpleNamespace(container=SimpleNamespace(mounts=())),
-        spec=SimpleNamespace(mounts=()),
-    )
-    transport: Any = SimpleNamespace(read_parts=read_parts)
-    return task_file_problems(job, transport)
+    profile = SimpleNamespace(container=SimpleNamespace(mounts=()))
+    return SimpleNamespace(config=config, profile=profile, spec=SimpleNamespace(mounts=()))
+
+
+def problems_of(tasks: list[str]) -> list[Any]:
+    """Problems of a job whose config names ``tasks``."""
+    job = job_of(data={"mock_data": True, "tokenizer_model": "/t.json"}, evaluation={"tasks": tasks})
+    return task_file_problems(job, TRANSPORT)
 
 
 @pytest.mark.parametrize("name", CONTENTS)
@@ -62,3 +66,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_names_are_not_read() -> None:
     assert not is_task_file("arc_easy") and is_task_file("./mine") and is_task_file("a.yml")
     assert problems_of(["arc_easy"]) == []
+
+
+def test_a_dataset_whose_valid_split_is_empty_is_named(tmp_path: Path) -> None:
+    for name, sequences in (("few", 12), ("many", 1200)):
+        counts = {"documents": sequences, "sequences": sequences, "tokens": 100 * sequences}
+        (tmp_path / f"{name}.json").write_text(json.dumps(counts))
+    paths = [str(tmp_path / name) for name in ("few", "many", "without a manifest")]
+    [warning] = split_warnings(job_of(data={"data_path": paths}), TRANSPORT)
+    assert warning.startswith(f"no evaluation during training: the valid split of {tmp_path}/few has no document")
+    assert split_warnings(job_of(data={"data_path": paths, "split": "50,50,0"}), TRANSPORT) == []
+    assert split_warnings(job_of(data={"mock_data": True}), TRANSPORT) == []

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from trainer.config.blends import PATH_KEYS, path_entries
+from trainer.config.blends import DEFAULT_SPLIT, PATH_KEYS, path_entries
 from trainer.config.sections.section import Section
 from trainer.config.tokenizer_keys import TokenizerKeys
 
@@ -20,7 +20,7 @@ class DataConfig(TokenizerKeys, Section):
     valid_data_path: list[str] = []
     test_data_path: list[str] = []
     """Used only by ``python -m trainer evaluate``."""
-    split: str = "969,30,1"
+    split: str = DEFAULT_SPLIT
     """One to three shares, for train, valid and test."""
     sample_order: Literal["stable", "megatron"] = "stable"
     """stable: shuffle each epoch separately, so that the order does not depend on train_iters; the first epoch has the

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from trainer.config.blends import DEFAULT_SPLIT, empty_split
 from trainer.config.data_flags import parse
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import dtype_code
@@ -165,6 +166,9 @@ def _print_result(assembled: Assembled, notes: Sequence[str]) -> None:
             f"{prefix}.bin, .idx and .json: {manifest.documents:,} documents, {manifest.tokens:,} tokens, "
             f"{manifest.text_bytes / max(1, manifest.tokens):.2f} bytes per token"
         )
+        problem = empty_split("valid", str(prefix), manifest.sequences, manifest.tokens, DEFAULT_SPLIT, sample=2)
+        if problem:
+            print(f"llmctl data prepare: {problem}", file=sys.stderr)
     if assembled.bad:
         named = "\n  ".join(assembled.first_bad)
         more = assembled.bad - len(assembled.first_bad)

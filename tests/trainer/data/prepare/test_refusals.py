@@ -188,6 +188,7 @@ def test_bad_documents_are_skipped_and_named(tmp_path: Path, capsys: pytest.Capt
     inputs = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
     assert main(["--input", *inputs, "--output-prefix", str(tmp_path / "o"), "--on-error", "skip", *NUMBERS]) == 0
     said = capsys.readouterr().err.splitlines()
+    assert said.pop(0).endswith("(--text-document paragraph cuts a text file at blank lines)")
     assert said[0] == "llmctl data prepare: 11 documents were skipped:"
     assert [line.split(": ")[0].strip() for line in said[1:6]] == [
         *(f"{inputs[0]}:{line}" for line in (3, 5)),
