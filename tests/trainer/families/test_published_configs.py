@@ -63,6 +63,9 @@ READ: dict[str, tuple[str, int, dict[str, Any]]] = {
     "microsoft/phi-1": ("Phi", 1_414_562_935, {"rotary_percent": 0.5}),
     "microsoft/phi-2": ("Phi", 2_779_683_840, {"rotary_percent": 0.4, "hidden_dropout": 0.1}),
     "microsoft/phi-4": ("Phi-3", 14_659_507_200, {"num_query_groups": 10, "rotary_base": 250_000}),
+    "microsoft/Phi-3-mini-4k-instruct, one layer": ("Phi-3", 310_256_640, {"window_size": 2048, "rope_scaling": None}),
+    "microsoft/Phi-3-vision-128k-instruct, its text model": ("Phi-3", 3_821_079_552, {"rotary_percent": 1.0}),
+    "bigcode/starcoder2-3b, six layers": ("StarCoder2", 726_875_136, {"window_size": 4096, "hidden_dropout": 0.1}),
     "google-bert/bert-base-chinese, saved again": ("BERT", 102_882_442, {"vocab_size": 21_128}),
     "google-bert/bert-base-uncased, saved again": ("BERT", 110_106_428, {"norm_epsilon": 1e-12}),
     "BAAI/bge-small-en-v1.5": ("BERT", 33_539_900, {"num_layers": 12}),
@@ -103,7 +106,10 @@ REFUSED = {
     "zai-org/GLM-4.7-FP8": "model_type 'glm4_moe' is not a family known here",
     "tiiuae/falcon-40b, smaller": "model_type 'falcon' is not a family known here",
 }
-UNTIED = "google/flan-t5-large"
+# transformers 5 reads longrope under this old name, but can neither build nor save the model.
+OLD_NAME = "microsoft/Phi-3-vision-128k-instruct, its text model"
+# It ties T5 where the published file has a table of its own.
+NOT_BUILT = ("google/flan-t5-large", OLD_NAME)
 
 
 def read(name: str) -> tuple[Family, ModelConfig]:
@@ -138,14 +144,13 @@ def test_a_published_file_is_read(name: str) -> None:
     assert model.vocab_size is not None
     assert count_parameters(config, model.vocab_size).total == parameters
     assert describes(family, model)
-    # transformers 5 ties T5 where the published file has a table of its own.
-    if name != UNTIED:
+    if name not in NOT_BUILT:
         with torch.device("meta"):
             witness = getattr(transformers, family.auto_class).from_config(theirs(name))
         assert sum(parameter.numel() for parameter in witness.parameters()) == parameters
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", [name for name in READ if name != OLD_NAME])
 def test_a_file_that_transformers_saves_again_says_the_same(name: str) -> None:
     family, model = read(name)
     saved = {**theirs(name).to_dict(), "architectures": [family.architecture]}
