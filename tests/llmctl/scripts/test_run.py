@@ -16,7 +16,7 @@ import pytest
 
 from llmctl.backends import load_backend
 from llmctl.site.job import JobError, JobSpec
-from llmctl.site.profile import SCHEDULERS, ClusterProfile, ContainerProfile, EnvironmentProfile, load_profile
+from llmctl.site.profile import SCHEDULERS, ClusterProfile, ContainerProfile, EnvironmentProfile
 from llmctl.submit.render import RenderedJob, interactive_script
 from tests.llmctl.scripts.script_cases import CASES, FOLDERS, IMAGE, RUN_ID, ScriptCase, install, render_case
 from tests.waiting import HANG_S
@@ -183,51 +183,14 @@ def test_every_script_starts_the_trainer_on_the_first_node(tmp_path):
 PIECES = [
     *"'\"`$\\!#&|;<>()[]{}*?~=%^ \t\n\r\x01\x7f-",
     *("$(touch pwned)", "`touch pwned`", "${HOME}", "$HOME", "'$(touch pwned)'", "\n\n", "--", "-n", "-rf", "{a,b}"),
-    *(
-        "{{ 7 * 7 }}",
-        "{% raw %}",
-        "{*",
-        "*}",
-        "é",
-        "日本",
-        "\u2028",
-        "\udcff",
-        "\udc80\udcfe",
-        "%s",
-        "\\n",
-        "\\\n",
-        "EOF",
-    ),
+    *("{{ 7 * 7 }}", "{% raw %}", "{*", "*}", "é", "日本", "\u2028", "\udcff", "\udc80\udcfe"),
+    *("%s", "\\n", "\\\n", "EOF"),
 ]
 # Some have the names of variables of the scripts.
 NAMES = [
-    *(
-        "attempt_dir",
-        "run_dir",
-        "container",
-        "container_options",
-        "hosts",
-        "secrets",
-        "command",
-        "nodes",
-        "node",
-        "code",
-    ),
-    *(
-        "name",
-        "value",
-        "signal",
-        "agents",
-        "attempt",
-        "options",
-        "inside",
-        "status",
-        "pid",
-        "words",
-        "python",
-        "X",
-        "_y",
-    ),
+    *("attempt_dir", "run_dir", "container", "container_options", "hosts", "secrets", "command", "nodes", "node"),
+    *("code", "name", "value", "signal", "agents", "attempt", "options", "inside", "status", "pid", "words", "python"),
+    *("X", "_y"),
 ]
 ROUNDS = 2
 WORDS = 24
@@ -354,14 +317,15 @@ def test_interactive_passes_every_value_on(tmp_path, runtime, seed):
     env = {name: hostile(rng) for name in rng.sample(NAMES, 12)}
     place = tmp_path / hostile_folder(rng)
     (tmp_path / "records").mkdir()
-    profile = ClusterProfile(name="site", scheduler="slurm", runs_root=str(place))
+    from_site = hostile_text(rng)
+    profile = ClusterProfile(name="site", scheduler="slurm", runs_root=str(place), env={"SITE": from_site})
     site = ContainerProfile(runtime=runtime)
     container = ContainerPlan(runtime, "/image.sqsh", None, (f"{place}:/data",), site) if runtime else None
     script = interactive_script(
         profile,
         FOLDERS,
         PYTHON,
-        on_cpu=False,
+        on_cpu=True,
         run_id=RUN_ID,
         run_dir=place,
         env=tuple(env.items()),
@@ -378,7 +342,8 @@ def test_interactive_passes_every_value_on(tmp_path, runtime, seed):
     stage = Stage(tmp_path)
     assert stage.called("python") == [[os.fsencode(word) for word in arguments]]
     (got,) = stage.environments()
-    for name, value in {**env, "LLMCTL_RUN_DIR": str(place), "LLMCTL_INTERACTIVE": "1"}.items():
+    own = {"LLMCTL_RUN_DIR": str(place), "LLMCTL_INTERACTIVE": "1", "OMP_NUM_THREADS": "1", "SITE": from_site}
+    for name, value in {**env, **own}.items():
         assert got[name.encode()] == os.fsencode(value), name
     assert not list(tmp_path.rglob("pwned"))
 
@@ -387,10 +352,3 @@ def test_interactive_passes_every_value_on(tmp_path, runtime, seed):
 def test_a_nul_is_refused(values):
     with pytest.raises(JobError, match="NUL"):
         JobSpec(name="x", **values)
-
-
-def test_every_launcher_and_profile_is_among_the_cases():
-    seen = {(case.cluster, case.launcher) for case in CASES}
-    for cluster in {case.cluster for case in CASES}:
-        backend = load_backend(load_profile(FOLDERS, cluster).scheduler)
-        assert {launcher for name, launcher in seen if name == cluster} == set(backend.launchers)
