@@ -1,4 +1,4 @@
-"""Checkpoints: every layout loads every other layout's, and no failure damages an older checkpoint."""
+"""Checkpoints: what a load restores, in any precision, and models and start points that are refused."""
 
 import json
 from datetime import timedelta
@@ -9,10 +9,7 @@ import torch
 from tests.trainer.checkpoint.test_directory import fake
 from tests.trainer.spawn import Ranks
 from trainer.checkpoint.checksums import checksum_of_metadata
-from trainer.checkpoint.directory import (
-    CheckpointError,
-    checkpoint_path,
-)
+from trainer.checkpoint.directory import CheckpointError, checkpoint_path
 from trainer.checkpoint.load import load_weights, read_training_state, resume_optimizer
 from trainer.checkpoint.metadata import load_metadata
 from trainer.checkpoint.resume import check_start_point, restore
@@ -81,17 +78,17 @@ def step(model, optimizer, seed):
     gradients = dict(wholes(model, seed))
     for shard in model.gradients.parameter_shards:
         shard.gradient.copy_(gradients[shard.name].view(-1)[shard.start : shard.stop])
-    return optimizer.step(0.05).grad_norm
+    optimizer.step(0.05)
 
 
 def save(rank, world_size, root, config, steps):
     model, optimizer = build(config, rank, world_size)
-    norms = [step(model, optimizer, number) for number in range(steps)]
+    for number in range(steps):
+        step(model, optimizer, number)
     writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU)
     writer.prepare(rank)
     progress = TrainingProgress(iteration=steps, consumed_samples=8 * steps, interval_loss=0.1, seed=5)
     writer.save(model, optimizer, progress)
-    return norms
 
 
 def load_and_compare(rank, world_size, root, config, steps):
@@ -120,26 +117,6 @@ def difference(one, other):
     return max(float((parameter - other.parameters[name]).abs().max()) for name, parameter in one.parameters.items())
 
 
-@pytest.mark.parametrize("written", [(1, 1, 1), (2, 2, 1), (2, 1, 2)])
-@pytest.mark.parametrize("read", [(1, 1, 1), (2, 1, 1), (1, 2, 2), (2, 2, 1)])
-def test_every_layout_loads_every_other(ranks, tmp_path, written, read):
-    ranks.run(save, tmp_path, config_of(*written[:2]), 3, world_size=written[0] * written[1] * written[2])
-    config = config_of(*read[:2])
-    results = ranks.run(load_and_compare, tmp_path, config, 3, world_size=read[0] * read[1] * read[2])
-    for differences, progress, name in results:
-        # The clipping norm is summed in another order on another layout.
-        assert max(differences) < (1e-12 if written == read else 1e-6), differences
-        assert (progress.iteration, progress.consumed_samples, progress.interval_loss) == (3, 24, 0.1)
-        assert name == "iter_0000003"
-
-
-def test_gradient_norm_is_that_of_the_whole_model(ranks, tmp_path):
-    serial = ranks.run(save, tmp_path / "a", config_of(), 2, world_size=1)[0]
-    for number, (tp, pp) in enumerate([(2, 1), (1, 2), (2, 2)]):
-        for norms in ranks.run(save, tmp_path / str(number), config_of(tp, pp), 2, world_size=tp * pp):
-            assert norms == pytest.approx(serial, rel=1e-6)
-
-
 def test_vocabulary_is_stored_without_padding(ranks, tmp_path):
     ranks.run(save, tmp_path, config_of(tp=2), 1, world_size=2)
     metadata = load_metadata(checkpoint_path(tmp_path, 1))
@@ -153,7 +130,10 @@ def test_checkpoints_load_in_other_precisions(ranks, tmp_path):
     low = config_of(training={"bf16": True})
     ranks.run(save, tmp_path / "low", low, 2, world_size=1)
     ranks.run(save, tmp_path / "full", config_of(), 2, world_size=1)
-    assert ranks.run(load_and_compare, tmp_path / "low", low, 2, world_size=1)[0][0] == [0.0] * 5
+    [(differences, progress, name)] = ranks.run(load_and_compare, tmp_path / "low", low, 2, world_size=1)
+    assert differences == [0.0] * 5
+    assert (progress.iteration, progress.consumed_samples, progress.interval_loss) == (2, 16, 0.1)
+    assert name == "iter_0000002"
     ranks.run(load_across_precisions, tmp_path, world_size=1)
 
 

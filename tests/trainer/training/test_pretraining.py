@@ -163,25 +163,6 @@ def test_missing_checkpoint_to_start_from(tmp_path):
     assert "checkpoint.load" in log(run)
 
 
-def test_a_run_continues_on_another_layout_to_the_same_losses(tmp_path):
-    length = {"training": {"train_iters": 8}, "logging": {"log_interval": 1}}
-    with start(tmp_path / "whole", "tp2", **length) as attempt:
-        assert attempt.finish() == "completed"
-    expected = rows(tmp_path / "whole")
-    run = tmp_path / "moved"
-    with start(run, "tp2", training={"train_iters": 8, "exit_interval": 3}) as attempt:
-        assert attempt.finish() == "stopped"
-    with start(run, "pp2", 2, training={"train_iters": 8, "exit_interval": 5}) as attempt:
-        assert attempt.finish() == "stopped"
-    with start(run, "dp2 fp16", 3, training={"train_iters": 8, "fp16": False}, logging={"log_interval": 1}) as attempt:
-        assert attempt.finish() == "completed"
-    found = rows(run)
-    assert found.keys() == expected.keys()
-    for (iteration, is_validation), row in expected.items():
-        key = "valid_loss" if is_validation else "lm_loss"
-        assert found[iteration, is_validation][key] == pytest.approx(row[key], abs=1e-5)
-
-
 def test_a_resume_with_other_kernels_is_reported(tmp_path):
     def resume(number, adamw, exit_at):
         training = {"kernel_backend": "reference", "kernel_backends": {"adamw": adamw}, "exit_interval": exit_at}
