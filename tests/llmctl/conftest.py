@@ -9,6 +9,7 @@ import pytest
 
 from llmctl import backends
 from llmctl.site import profile
+from tests.llmctl.login_node import write_cluster
 from tests.llmctl.scripted_cluster import ScriptedCluster
 from tests.standins import scripted_scheduler
 
@@ -42,13 +43,36 @@ def _freeze_time(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``tmp_path`` as working directory, with the folders ``config`` and ``state`` of a new user."""
+    for name in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def home(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``own_folders`` of a user of cluster local: runs are in ``runs``, and there are no GPUs."""
+    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(own_folders / "runs"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return own_folders
+
+
+@pytest.fixture
+def login_node(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine as the login node of cluster lab; returns the folder of the user, and of the stand-in's notes."""
+    monkeypatch.setenv("NOTES", str(own_folders))
+    write_cluster(own_folders)
+    return own_folders
+
+
+@pytest.fixture
+def cluster(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
     """A cluster with the scripted stand-in as its scheduler, a separate home, and a time of day that stands still."""
     _freeze_time(monkeypatch)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setitem(backends.MODULES, "scripted", scripted_scheduler.__name__)
     monkeypatch.setattr(profile, "SCHEDULERS", (*profile.SCHEDULERS, "scripted"))
-    made = ScriptedCluster(tmp_path)
+    made = ScriptedCluster(own_folders)
     monkeypatch.setattr(scripted_scheduler, "BACKEND", made.backend, raising=False)
     return made

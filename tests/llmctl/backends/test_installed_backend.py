@@ -33,13 +33,9 @@ TEMPLATE = """#!/bin/bash
 
 
 @pytest.fixture
-def flux(tmp_path, monkeypatch):
+def flux(own_folders, monkeypatch):
     """An installed package with the entry points flux and broken; returns the user's folder."""
-    for name, value in {"XDG_CONFIG_HOME": "config", "XDG_STATE_HOME": "state", "HOME": "home"}.items():
-        monkeypatch.setenv(name, str(tmp_path / value))
-    for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):
-        monkeypatch.delenv(name, raising=False)
-    info = tmp_path / "packages/llmctl_flux-1.0.dist-info"
+    info = own_folders / "packages/llmctl_flux-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llmctl-flux\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
@@ -49,7 +45,7 @@ def flux(tmp_path, monkeypatch):
     (info.parent / "llmctl_flux/__init__.py").write_text(PACKAGE)
     (info.parent / "llmctl_flux/flux.sh.j2").write_text(TEMPLATE)
     monkeypatch.syspath_prepend(info.parent)
-    return tmp_path / "config/llmctl/clusters"
+    return own_folders / "config/llmctl/clusters"
 
 
 def test_a_profile_can_use_an_installed_backend(flux, tmp_path, capsys):

@@ -121,12 +121,9 @@ def test_an_attached_step_gets_the_cores_of_the_job_on_the_node(
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(home: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Error message of a dry run with a profile; empty if accepted."""
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    folder = tmp_path / "config" / "llmctl" / "clusters"
+    folder = home / "config" / "llmctl" / "clusters"
     folder.mkdir(parents=True)
 
     def run(profile: dict[str, object]) -> str:

@@ -33,13 +33,10 @@ environment:
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    for name, value in {"XDG_CONFIG_HOME": "config", "XDG_STATE_HOME": "state", "HOME": "home"}.items():
-        monkeypatch.setenv(name, str(tmp_path / value))
-    for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP"):
-        monkeypatch.delenv(name, raising=False)
+def folders(own_folders, monkeypatch):
+    monkeypatch.setenv("HOME", str(own_folders / "home"))
     monkeypatch.setenv("LOGNAME", "ada")
-    return UserFolders(tmp_path / "home", tmp_path / "config/llmctl", tmp_path / "state/llmctl")
+    return UserFolders(own_folders / "home", own_folders / "config/llmctl", own_folders / "state/llmctl")
 
 
 def overlay_of(folders, name="abci3"):

@@ -3,9 +3,8 @@
 import pytest
 
 from llmctl.cli.main import main
-from tests.llmctl.cli.test_checkpoint import add_run, login_node, started_with
-
-__all__ = ["login_node"]
+from tests.llmctl.cli.test_checkpoint import add_run
+from tests.llmctl.login_node import started_with
 
 
 def test_a_job_of_one_node_evaluates_the_folder_of_the_run(login_node, capsys, monkeypatch):
@@ -35,4 +34,4 @@ def test_wrong_words_are_one_sentence_and_start_nothing(login_node, capsys, word
     assert main(["evaluate", *words, "--cluster", "lab"]) == code
     message = capsys.readouterr().err
     assert says in message and message.startswith("llmctl")
-    assert not (login_node / "argv").exists()
+    assert not started_with(login_node)

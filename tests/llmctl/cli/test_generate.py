@@ -5,9 +5,9 @@ import json
 import pytest
 
 from llmctl.cli.main import main
-from tests.llmctl.cli.test_checkpoint import add_run, login_node, started_with
+from tests.llmctl.cli.test_checkpoint import add_run
+from tests.llmctl.login_node import started_with
 
-__all__ = ["login_node"]
 PROMPT = ["--prompt", "a b", "--temperature", "0"]
 
 
@@ -41,22 +41,12 @@ def test_wrong_words_are_one_sentence_and_start_nothing(login_node, capsys, word
     assert main(["generate", *words, "--cluster", "lab"]) == code
     message = capsys.readouterr().err
     assert says in message and message.startswith("llmctl")
-    assert not (login_node / "argv").exists()
+    assert not started_with(login_node)
 
 
-def test_help_shows_the_flags_of_the_trainer_and_of_the_job(capsys):
-    assert main(["generate", "--help"]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith("usage: llmctl generate ")
-    assert "--top-p P" in output and "--resource-type T" in output
-
-
-def test_the_local_cluster_generates_here(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mamba").mkdir()
-    (tmp_path / "mamba/config.json").write_text(json.dumps({"model_type": "mamba"}))
+def test_the_local_cluster_generates_here(home, capfd):
+    (home / "mamba").mkdir()
+    (home / "mamba/config.json").write_text(json.dumps({"model_type": "mamba"}))
     assert main(["generate", "./mamba", *PROMPT]) == 3
     message = capfd.readouterr().err
     assert message.startswith("llmctl generate: mamba") and "'mamba'" in message

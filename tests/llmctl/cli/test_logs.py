@@ -11,11 +11,9 @@ from tests.llmctl.run_directories import fail, leave, make_run, recycled
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(own_folders):
     """A run with two ended attempts of four ranks."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    made = make_run(tmp_path / "runs", "demo-1").submit(recycled(identify(1)))
+    made = make_run(own_folders / "runs", "demo-1").submit(recycled(identify(1)))
     for number in (1, 2):
         attempt = made.start_attempt(number)
         for rank in range(4):
@@ -27,7 +25,7 @@ def run(tmp_path, monkeypatch):
     fail(attempt, 0, "Connection closed by peer", age_s=9)
     fail(attempt, 2, "loss is NaN", age_s=5, kind="ValueError", host="node7")
     (made.path / "job.log").write_text("from job.sh\n")
-    RunIndex(tmp_path / "state" / "llmctl").add(made.record)
+    RunIndex(own_folders / "state" / "llmctl").add(made.record)
     return made
 
 
@@ -108,10 +106,9 @@ def test_control_characters_do_not_reach_the_terminal(run, capsys):
     assert len(lines[0]) < 20_000
 
 
-def test_a_run_without_an_attempt_shows_the_output_of_job_sh(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    made = make_run(tmp_path / "runs", "new-1").submit(None)
-    RunIndex(tmp_path / "state" / "llmctl").add(made.record)
+def test_a_run_without_an_attempt_shows_the_output_of_job_sh(own_folders, capsys):
+    made = make_run(own_folders / "runs", "new-1").submit(None)
+    RunIndex(own_folders / "state" / "llmctl").add(made.record)
     assert "no output yet" in shown(capsys, "new")[1]
     (made.path / "job.log").write_text("cannot load the module\n")
     assert shown(capsys, "new")[0] == ["cannot load the module"]

@@ -18,16 +18,12 @@ LONG = "".join(f"line {number}\n" for number in range(30_000))
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(home):
     """An ended run with more output than a pipe holds."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.chdir(tmp_path)
-    made = make_run(tmp_path / "runs", "demo-1", train_iters=None).submit(recycled(identify(1)))
+    made = make_run(home / "runs", "demo-1", train_iters=None).submit(recycled(identify(1)))
     attempt = made.start_attempt()
     (attempt / "node-00000.log").write_text(LONG)
-    RunIndex(tmp_path / "state" / "llmctl").add(made.record)
+    RunIndex(home / "state" / "llmctl").add(made.record)
     return made
 
 

@@ -27,18 +27,15 @@ KEYS = [
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(own_folders):
     """A working directory with ``c.yaml`` and a cluster ``bed`` of two V100 per node."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
-    path = tmp_path / "config/llmctl/clusters/bed.yaml"
+    path = own_folders / "config/llmctl/clusters/bed.yaml"
     path.parent.mkdir(parents=True)
     kind = {"gpus": 2, "gpu": "V100", "gpu_memory_gib": 16, "points_per_hour": 2.0}
     profile = {"scheduler": "slurm", "resource_types": {"v": kind}, "defaults": {"resource_type": "v"}}
-    path.write_text(yaml.safe_dump({**profile, "runs_root": f"{tmp_path}/runs"}))
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(CONFIG))
-    return tmp_path
+    path.write_text(yaml.safe_dump({**profile, "runs_root": f"{own_folders}/runs"}))
+    (own_folders / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+    return own_folders
 
 
 @pytest.mark.usefixtures("place")

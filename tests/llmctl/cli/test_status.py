@@ -18,15 +18,6 @@ from tests.waiting import HANG_S
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    """A separate user: state in ``home``/state, runs in ``home``/runs."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    return tmp_path
-
-
-@pytest.fixture
 def index(home):
     return RunIndex(home / "state" / "llmctl")
 

@@ -19,18 +19,11 @@ STANDINS = Path(__file__).parents[2] / "standins/login_node"
 
 
 @pytest.fixture
-def login_node(tmp_path, monkeypatch):
+def login_node(own_folders, monkeypatch):
     """This machine as a login node of Slurm; returns a function that writes the overlay."""
-    for name, value in {
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "PATH": f"{STANDINS}:{os.environ['PATH']}",
-        "STANDIN_PYTHON": json.dumps(FACTS),
-    }.items():
-        monkeypatch.setenv(name, value)
-    for name in ("LLMCTL_RUNS_ROOT", "LLMCTL_GROUP", "LLMCTL_CLUSTER"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "config/llmctl/clusters"
+    monkeypatch.setenv("PATH", f"{STANDINS}:{os.environ['PATH']}")
+    monkeypatch.setenv("STANDIN_PYTHON", json.dumps(FACTS))
+    folder = own_folders / "config/llmctl/clusters"
     folder.mkdir(parents=True)
 
     def write(**more):
@@ -38,7 +31,7 @@ def login_node(tmp_path, monkeypatch):
             "scheduler": "slurm",
             "group": "physics",
             "group_required": True,
-            "runs_root": str(tmp_path / "runs"),
+            "runs_root": str(own_folders / "runs"),
             "resource_types": {"h100": {"gpus": 8, "gpu": "H100", "queue": "main"}},
             "defaults": {"resource_type": "h100"},
             "environment": {"python": str(STANDINS / "python-of-job")},
@@ -64,15 +57,13 @@ def examined(capsys, cluster="lab"):
     return code, {check["name"]: (check["state"], check["detail"], check["remedy"]) for check in checks}
 
 
-def test_this_machine_has_no_problem(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+def test_this_machine_has_no_problem(capsys, home):
     code, checks = examined(capsys, "local")
     assert code == 0
     assert checks["python"][1].endswith(f" at {sys.executable}")
     assert checks["torch"][0] == checks["connection"][0] == checks["runs_root"][0] == "ok"
     assert "scheduler" not in checks and "group" not in checks and "shared" not in checks
-    assert not (tmp_path / "runs").exists()
+    assert not (home / "runs").exists()
 
 
 @pytest.mark.usefixtures("login_node")

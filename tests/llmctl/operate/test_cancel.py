@@ -38,9 +38,8 @@ while :; do sleep 0.1; done
 
 
 @pytest.fixture
-def index(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return RunIndex(tmp_path / "state" / "llmctl")
+def index(own_folders):
+    return RunIndex(own_folders / "state" / "llmctl")
 
 
 @pytest.fixture

@@ -11,47 +11,23 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.operate.trainer_jobs import TrainerWork
+from tests.llmctl.login_node import started_with, write_cluster
 from tests.waiting import HANG_S, children_of, wait_for, wait_for_ends
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 
 ROOT = str(Path(__file__).parents[3])
 NUMBERS = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "1000", "--append-eod"]
-PYTHON = """#!/bin/bash
-# Stand-in for a job's Python: answers the probe, and records the command that it gets.
-if [[ $1 == -c ]]; then echo "3.12.1 2.11.0 - 0"; exit; fi
-printf '%s\\n' "$@" >"$NOTES/argv"
-exit "${STATUS-0}"
-"""
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(login_node, home):
     """A separate home, 2 MB of text, and cluster lab with this login node."""
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("NOTES", str(tmp_path))
-    for name in ("LLMCTL_CLUSTER", "LLMCTL_GROUP"):
-        monkeypatch.delenv(name, raising=False)
-    python = tmp_path / "python"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    profile = {
-        "scheduler": "slurm",
-        "environment": {"python": str(python)},
-        "resource_types": {"gpu": {"gpus": 8}, "small": {"gpus": 0, "max_nodes": 1}, "cpu": {"gpus": 0}},
-        "rendezvous": {"interface": "ib0"},
-    }
-    clusters = tmp_path / "config/llmctl/clusters"
-    clusters.mkdir(parents=True)
-    (clusters / "lab.yaml").write_text(json.dumps(profile))
-    (clusters / "far.yaml").write_text(json.dumps({**profile, "login": {"host": "far.invalid"}}))
-    (clusters / "apart.yaml").write_text(json.dumps({**profile, "shared": False}))
+    kinds = {"gpu": {"gpus": 8}, "small": {"gpus": 0, "max_nodes": 1}, "cpu": {"gpus": 0}}
+    for name, changes in {"lab": {}, "far": {"login": {"host": "far.invalid"}}, "apart": {"shared": False}}.items():
+        write_cluster(home, name, resource_types=kinds, **changes)
     line = json.dumps({"text": "1 2 3 " * 50, "title": "4"}) + "\n"
-    (tmp_path / "in.jsonl").write_text(line * 6500)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (login_node / "in.jsonl").write_text(line * 6500)
+    return home
 
 
 def test_two_nodes_make_the_same_bytes_as_this_machine(place, capfd):
@@ -100,8 +76,7 @@ def test_errors_are_found_before_the_queue(place, monkeypatch):
     more += ["--tiktoken-pattern", "v1", "--special-tokens", "<E>", "--special-tokens", "<F>"]
     assert main([*command, *more, "--on-error", "skip", "--cluster", "lab", "--nodes", "2"]) == 3
     words = [*command[2:], *more, "--on-error", "skip"]
-    asked = ["-m", "trainer", "data", "prepare", "--check", *words]
-    assert (place / "argv").read_text().splitlines() == asked
+    assert started_with(place) == ["-m", "trainer", "data", "prepare", "--check", *words]
     # No record: only the digest of the code is remembered.
     assert {path.name for path in place.glob("state/llmctl/*")} <= {"code"}
 
@@ -124,10 +99,9 @@ def test_restart_applies_to_the_first_attempt_only(place, monkeypatch):
     monkeypatch.setenv("LLMCTL_RUN_ID", "r")
     for attempt, restart in (("1", ["--restart"]), ("2", [])):
         monkeypatch.setenv("LLMCTL_ATTEMPT", attempt)
-        subprocess.run(work.job_command(str(place / "python")), check=True, timeout=HANG_S)
+        subprocess.run(work.job_command(str(place / "python of jobs")), check=True, timeout=HANG_S)
         words = ["--nodes", "1", "--node", "0", "--attempt", f"r.{attempt}", *restart]
-        asked = ["-m", "trainer", "data", "prepare", *words, "--output=o", "a b"]
-        assert (place / "argv").read_text().splitlines() == asked
+        assert started_with(place) == ["-m", "trainer", "data", "prepare", *words, "--output=o", "a b"]
 
 
 @pytest.mark.parametrize(
@@ -141,4 +115,4 @@ def test_restart_applies_to_the_first_attempt_only(place, monkeypatch):
 def test_invalid_requests_are_refused(place, capsys, arguments, says):
     assert main(["data", "prepare", "in.jsonl", "--output", "o", *NUMBERS, *arguments]) == 2
     assert says in capsys.readouterr().err
-    assert not (place / "argv").exists()
+    assert not started_with(place)

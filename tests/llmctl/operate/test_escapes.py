@@ -31,12 +31,11 @@ HARM = ("TITLE", "Q0xJUA", "LINK", "DCS", "\x9b", "\x9d", "\x1b[2J", "\x1b[3J", 
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeRun]:
+def run(own_folders: Path) -> Iterator[MadeRun]:
     """A running run, whose attempt has two ranks with hostile logs."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job = subprocess.Popen(["sleep", "10000"], start_new_session=True)
-    made = make_run(tmp_path / "runs", "demo-1").submit(identify(job.pid))
-    RunIndex(tmp_path / "state" / "llmctl").add(made.record)
+    made = make_run(own_folders / "runs", "demo-1").submit(identify(job.pid))
+    RunIndex(own_folders / "state" / "llmctl").add(made.record)
     attempt = made.start_attempt()
     for rank in (0, 1):
         (attempt / f"rank-{rank:05d}.log").write_text(f"{HOSTILE}words of rank {rank}\n")

@@ -15,9 +15,8 @@ from tests.waiting import HANG_S
 
 
 @pytest.fixture
-def index(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return RunIndex(tmp_path / "state" / "llmctl")
+def index(own_folders):
+    return RunIndex(own_folders / "state" / "llmctl")
 
 
 @pytest.fixture

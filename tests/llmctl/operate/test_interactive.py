@@ -25,15 +25,6 @@ LLMCTL = (sys.executable, "-m", "llmctl.cli.main")
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def run(home):
     """A run with one live rank, to attach to."""
     made = make_run(home / "runs", "demo-1", train_iters=None)

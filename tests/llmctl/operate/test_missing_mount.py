@@ -75,14 +75,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def machine(home, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    (tmp_path / "c.yaml").write_text(CONFIG)
-    machine = Machine(tmp_path)
+    (home / "c.yaml").write_text(CONFIG)
+    machine = Machine(home)
     yield machine
     machine.close()
 

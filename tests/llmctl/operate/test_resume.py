@@ -31,15 +31,6 @@ SESSION = ClusterSession(ClusterProfile(name="local", scheduler="local"), TRANSP
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def sleeper():
     process = subprocess.Popen(["sleep", "10000"], start_new_session=True)
     yield identify(process.pid)

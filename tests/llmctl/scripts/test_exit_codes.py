@@ -99,14 +99,9 @@ def test_the_first_cause_gives_the_exit_code(tmp_path: Path, what: Callable[[Run
     assert len(codes) >= 6
 
 
-def test_torchrun_with_an_error_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("home")
+def test_torchrun_with_an_error_in_the_data(tmp_path: Path) -> None:
     """With the real torchrun, which exits with 1."""
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv("LLMCTL_CLUSTER", raising=False)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "text.jsonl").write_text("{broken\n")
     data = {"streaming": True, "data_path": str(tmp_path / "text.jsonl"), "tokenizer_type": "NullTokenizer"}
     sections = {

@@ -23,15 +23,9 @@ export SITE=ours
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv("LLMCTL_CLUSTER", raising=False)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.sh.j2").write_text(TEMPLATE)
-    return tmp_path
+def place(home):
+    (home / "mine.sh.j2").write_text(TEMPLATE)
+    return home
 
 
 def ended(place, attempt):

@@ -143,11 +143,9 @@ FRONTIER = [
 ]
 
 
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("flags", "refused"), FRONTIER, ids=[flags for flags, _ in FRONTIER])
-def test_the_time_limit_of_frontier_depends_on_nodes_except_in_extended(tmp_path, monkeypatch, capsys, flags, refused):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+def test_the_time_limit_of_frontier_depends_on_nodes_except_in_extended(capsys, flags, refused):
     code = main(["submit", "--cluster", "frontier", "--group", "abc", *flags.split(), "--dry-run"])
     assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
 
@@ -160,11 +158,9 @@ LEONARDO = [
 ]
 
 
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("flags", "refused"), LEONARDO, ids=[flags for flags, _ in LEONARDO])
-def test_each_qos_of_leonardo_has_its_time_limit(tmp_path, monkeypatch, capsys, flags, refused):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+def test_each_qos_of_leonardo_has_its_time_limit(capsys, flags, refused):
     code = main(["submit", "--cluster", "leonardo", "--group", "abc", *flags.split(), "--dry-run"])
     assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
 
@@ -206,13 +202,10 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("words", "refused"), WAYS, ids=[words for words, _ in WAYS])
-def test_interactive_jobs_and_jobs_without_a_group_have_separate_limits(tmp_path, monkeypatch, capsys, words, refused):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
+def test_interactive_jobs_and_jobs_without_a_group_have_separate_limits(home, monkeypatch, capsys, words, refused):
     if "abci" in words:
         monkeypatch.setenv("LLMCTL_GROUP", "g")
-    folder = tmp_path / "config/llmctl/clusters"
+    folder = home / "config/llmctl/clusters"
     folder.mkdir(parents=True)
     (folder / "tsubame4.yaml").write_text("group_required: false\n")
     code = main(words.split())

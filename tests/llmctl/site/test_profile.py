@@ -10,12 +10,9 @@ from llmctl.site.profile_names import cluster_names
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
-    (tmp_path / "config/llmctl/clusters").mkdir(parents=True)
-    return UserFolders(tmp_path, tmp_path / "config/llmctl", tmp_path / "state/llmctl")
+def folders(own_folders):
+    (own_folders / "config/llmctl/clusters").mkdir(parents=True)
+    return UserFolders(own_folders, own_folders / "config/llmctl", own_folders / "state/llmctl")
 
 
 @pytest.mark.parametrize("path", sorted((BUNDLED / "clusters").glob("*.yaml")), ids=lambda path: path.stem)

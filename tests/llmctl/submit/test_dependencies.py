@@ -7,18 +7,15 @@ from llmctl.cli.main import main
 PROGRAMS = {"qsub": "echo 'Your job 7 (\"x\") has been submitted'", "qstat": "true"}
 
 
-def test_after_on_grid_engine_waits_for_any_end_and_warns(tmp_path, monkeypatch, capsys):
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    (tmp_path / "bin").mkdir()
+def test_after_on_grid_engine_waits_for_any_end_and_warns(own_folders, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", f"{own_folders}/bin:/usr/bin:/bin")
+    (own_folders / "bin").mkdir()
     for name, text in PROGRAMS.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    clusters = tmp_path / "config/llmctl/clusters"
+        (own_folders / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (own_folders / "bin" / name).chmod(0o755)
+    clusters = own_folders / "config/llmctl/clusters"
     clusters.mkdir(parents=True)
-    (clusters / "bed.yaml").write_text(yaml.safe_dump({"scheduler": "sge", "runs_root": f"{tmp_path}/runs"}))
+    (clusters / "bed.yaml").write_text(yaml.safe_dump({"scheduler": "sge", "runs_root": f"{own_folders}/runs"}))
     assert main(["submit", "--cluster", "bed", "--run-id", "first", "--", "true"]) == 0
     capsys.readouterr()
     has_warned = {}

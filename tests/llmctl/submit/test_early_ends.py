@@ -21,17 +21,11 @@ data: {mock_data: true}
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(home, monkeypatch):
     """An empty home whose jobs call a program ``gate`` while their environment is loaded."""
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv("LLMCTL_CLUSTER", raising=False)
     monkeypatch.setenv("TOKEN", "hidden")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text(CONFIG)
-    return tmp_path
+    (home / "c.yaml").write_text(CONFIG)
+    return home
 
 
 def set_up_lines(place, *lines):

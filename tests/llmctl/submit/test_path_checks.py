@@ -13,18 +13,15 @@ MODEL = {
 
 
 @pytest.fixture
-def bed(tmp_path, monkeypatch):
+def bed(own_folders, monkeypatch):
     """Writes the profile of the cluster ``bed``, with these keys changed."""
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    path = tmp_path / "config/llmctl/clusters/bed.yaml"
+    (own_folders / "work").mkdir()
+    monkeypatch.chdir(own_folders / "work")
+    path = own_folders / "config/llmctl/clusters/bed.yaml"
     path.parent.mkdir(parents=True)
 
     def write(**changes):
-        path.write_text(yaml.safe_dump({"scheduler": "slurm", "runs_root": f"{tmp_path}/runs", **changes}))
+        path.write_text(yaml.safe_dump({"scheduler": "slurm", "runs_root": f"{own_folders}/runs", **changes}))
 
     return write
 

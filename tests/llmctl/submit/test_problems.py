@@ -28,17 +28,13 @@ PROFILE = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(own_folders):
     """A home with the cluster ``bed``; the working directory has ``c.yaml``."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("LLMCTL_GROUP", raising=False)
-    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
-    path = tmp_path / "config/llmctl/clusters/bed.yaml"
+    path = own_folders / "config/llmctl/clusters/bed.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text(yaml.safe_dump({**PROFILE, "runs_root": f"{tmp_path}/runs"}))
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(CONFIG))
-    return tmp_path
+    path.write_text(yaml.safe_dump({**PROFILE, "runs_root": f"{own_folders}/runs"}))
+    (own_folders / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+    return own_folders
 
 
 def refused(capsys, *arguments, code):

@@ -76,25 +76,22 @@ PROFILE = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(own_folders, monkeypatch):
     """A home with the cluster ``bed``; the working directory has ``c.yaml``, and bin has the stand-ins."""
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.delenv("LLMCTL_RUNS_ROOT", raising=False)
     monkeypatch.setenv("LLMCTL_GROUP", "g1")
     monkeypatch.setattr(execute, "SEARCH_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(execute, "RETRY_PAUSES_S", (0.0, 0.0))
-    write_profile(tmp_path)
-    (tmp_path / "bin").mkdir()
+    write_profile(own_folders)
+    (own_folders / "bin").mkdir()
     for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "bin/taken").touch()
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work/c.yaml").write_text(yaml.safe_dump(CONFIG))
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path
+        (own_folders / "bin" / name).write_text(text)
+        (own_folders / "bin" / name).chmod(0o755)
+    (own_folders / "bin/taken").touch()
+    monkeypatch.setenv("PATH", f"{own_folders}/bin:/usr/bin:/bin")
+    (own_folders / "work").mkdir()
+    (own_folders / "work/c.yaml").write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.chdir(own_folders / "work")
+    return own_folders
 
 
 def write_profile(place: Path, **changes) -> None:

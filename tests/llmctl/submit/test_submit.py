@@ -28,19 +28,13 @@ NASTY = "a b'$(touch pwned) \"`touch pwned`\\\nlast"
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(home, monkeypatch):
     """A separate home; the working directory has a config file ``c.yaml``."""
-    for name in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    monkeypatch.setenv("LLMCTL_RUNS_ROOT", str(tmp_path / "runs"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv("LLMCTL_CLUSTER", raising=False)
-    monkeypatch.delenv("LLMCTL_GROUP", raising=False)
-    work = tmp_path / "work"
+    work = home / "work"
     work.mkdir()
     (work / "c.yaml").write_text(yaml.safe_dump(CONFIG))
     monkeypatch.chdir(work)
-    return tmp_path
+    return home
 
 
 def attempt_of(place: Path, run_id: str, number: int = 1) -> Path:
