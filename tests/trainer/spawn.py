@@ -1,11 +1,6 @@
 """Real ranks for tests, in a pool of processes that run many cases.
 
-    @pytest.fixture(scope="module")
-    def ranks():
-        with Ranks(4) as ranks:
-            yield ranks
-
-    def test_sum(ranks):
+    def test_sum(ranks):                     # the fixture of tests/trainer/conftest.py
         assert ranks.run(add_up, 10, world_size=2) == [21, 21]     # add_up(rank, world_size, 10) on two of the four
 
 Each run gets a default gloo process group over its first ``world_size`` ranks, made before and destroyed after the run,

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.trainer.checkpoint.test_directory import fake
-from tests.trainer.spawn import Ranks
 from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.directory import CheckpointError, checkpoint_path
 from trainer.checkpoint.load import load_weights, read_training_state, resume_optimizer
@@ -24,12 +23,6 @@ from trainer.process.progress import TrainingProgress
 
 VOCAB_SIZE = 50  # padded to 56 or 64, depending on the layout
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def load_state(checkpoint, model, optimizer):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of, step
-from tests.trainer.spawn import Ranks
 from trainer.checkpoint import save as save_module
 from trainer.checkpoint.checksums import (
     BLOCK_BYTES,
@@ -24,13 +23,9 @@ from trainer.checkpoint.save import CheckpointWriter
 from trainer.checkpoint.verification import find_damage
 from trainer.process.progress import TrainingProgress
 
+RANKS = 2
+
 NEWEST = "iter_0000002"
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def save_two(rank, world_size, root, config):

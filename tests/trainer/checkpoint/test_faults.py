@@ -15,7 +15,6 @@ import pytest
 
 from tests.trainer.checkpoint.test_checkpoint import CPU, VOCAB_SIZE, build, config_of
 from tests.trainer.checkpoint.test_directory import fake
-from tests.trainer.spawn import Ranks
 from trainer.checkpoint import resume
 from trainer.checkpoint.directory import (
     LATEST,
@@ -34,11 +33,7 @@ from trainer.checkpoint.save import CheckpointWriter
 from trainer.process.failure import PeerFailedError
 from trainer.process.progress import TrainingProgress
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
+RANKS = 2
 
 
 def save(rank, world_size, root, config, breaks=None):

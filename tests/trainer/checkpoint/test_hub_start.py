@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer.checkpoint.test_checkpoint import CPU, build, save, step
-from tests.trainer.spawn import Ranks
 from trainer.checkpoint.directory import AnotherModelError, CheckpointError, checkpoint_path
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
@@ -22,6 +21,8 @@ from trainer.pipeline.executor import forward_only
 from trainer.planning.build_config import build_config
 from trainer.process.progress import TrainingProgress
 
+RANKS = 2
+
 VOCAB_SIZE = 50
 KEYS = {**LLAMA.tiny, "vocab_size": VOCAB_SIZE, "model_type": "llama"}
 LAYOUTS = {
@@ -30,12 +31,6 @@ LAYOUTS = {
     "pp2": (2, {"pipeline_model_parallel_size": 2}),
     "zero3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def config_of(parallel=None, *, checkpoint=None, **changes):

@@ -25,12 +25,6 @@ from trainer.process.progress import TrainingProgress
 VERSION_1 = Path(__file__).parents[2] / "recorded" / "checkpoint_version_1"
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
 def test_a_flat_range_of_a_box_is_its_regions():
     for shape in ((5,), (3, 4), (2, 3, 2), (2, 1, 3)):
         size = math.prod(shape)

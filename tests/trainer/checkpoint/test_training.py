@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.parity.parity_case import ADAM, VOCAB_SIZE, Case
-from tests.trainer.spawn import DEADLINE_S, Ranks
+from tests.trainer.spawn import DEADLINE_S
 from trainer.checkpoint.resume import restore
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
@@ -18,12 +18,6 @@ from trainer.process.progress import TrainingProgress
 
 CPU = torch.device("cpu")
 SAVED_AFTER = 2
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def build(rank, world_size, case):

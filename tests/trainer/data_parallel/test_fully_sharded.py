@@ -21,18 +21,6 @@ from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward, forward_logits, forward_only
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def serials():
-    return {}
-
-
 CASES = [
     # The rows of some parameters are not a multiple of the number of ranks.
     Case(dp=3, zero=2, micro_batches=2),

@@ -7,17 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.trainer.spawn import DEADLINE_S, Ranks
+from tests.trainer.spawn import DEADLINE_S
 from trainer.config.sections.parallel import ParallelConfig
 from trainer.data_parallel.gradient_buckets import GradientBuckets
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.model.sharding import ParameterLayout
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 class FusedProduct(torch.autograd.Function):

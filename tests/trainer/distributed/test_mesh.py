@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainer.spawn import Ranks
 from trainer.config.errors import ConfigError
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.planning.build_config import build_config
@@ -20,12 +19,6 @@ SIZES = [
     {"tp": 2, "pp": 2, "dp": 2, "cp": 2, "ep": 4},
     {"tp": 1, "pp": 2, "dp": 3, "cp": 4, "ep": 6},
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def config(tp=1, pp=1, model=None, **training):

@@ -24,6 +24,8 @@ from trainer.model.cache import KeyValueCache
 from trainer.pipeline.executor import forward_next
 from trainer.process.launch_environment import LaunchEnvironment
 
+RANKS = 2
+
 pytest.importorskip("transformers")
 
 NEW = 14
@@ -35,12 +37,6 @@ DECODERS = {family.name: family for family in FAMILIES if family.auto_class == "
 # Learned positions with and without an offset; grouped queries; query-key norms; windows of 8 tokens beside whole
 # layers; experts; latent attention; sinks.
 DIVIDED = ("GPT-2", "OPT", "Llama", "Qwen3", "Gemma 3", "Mixtral", "DeepSeek-V3", "gpt-oss")
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def prompts_of(vocab_size: int) -> list[list[int]]:

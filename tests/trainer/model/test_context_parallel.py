@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.model import dense_attention as dense
-from tests.trainer.spawn import Ranks
 from trainer.config.sections.model import ModelConfig
 from trainer.data.samples.document_places import Documents
 from trainer.distributed.collectives import message_device
@@ -53,12 +52,6 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as pool:
-        yield pool
 
 
 def axis(rank: int, size: int, communication: CommunicationType) -> ContextParallel:

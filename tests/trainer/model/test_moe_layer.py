@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.model.moe_layers import HIDDEN, build_layer, config_of, draw
-from tests.trainer.spawn import DEADLINE_S, Ranks
+from tests.trainer.spawn import DEADLINE_S
 from trainer.data_parallel.main_gradient import MainGradient
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.model.context import ExpertParallel, ForwardPass, ParallelAxes
@@ -29,12 +29,6 @@ from trainer.ops.dispatch.registry import Kernels
 SERIAL = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
 SWIGLU = {"swiglu": True, "disable_bias_linear": True}
 REFERENCE = Kernels()
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def layer_of(model):

@@ -12,7 +12,6 @@ import torch
 
 from tests.trainer.data.token_files import write
 from tests.trainer.parity.layout_parity import disturb_vectors
-from tests.trainer.spawn import Ranks
 from trainer.config.train_config import TrainConfig
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.samples.batches import Packing
@@ -25,6 +24,8 @@ from trainer.generation.model import GenerationModel
 from trainer.parallel_model import ParallelModel, build_model
 from trainer.pipeline.executor import forward_backward, forward_only
 from trainer.planning.build_config import build_config
+
+RANKS = 2
 
 VOCAB_SIZE, EOD, LENGTH = 61, 7, 32
 MODELS = {
@@ -44,12 +45,6 @@ LAYOUTS = {
     "cp2-a2a": {"context_parallel_size": 2, "cp_comm_type": "a2a"},
     "pp2": {"pipeline_model_parallel_size": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as pool:
-        yield pool
 
 
 def config(model: str, parallel: dict[str, object] | None = None) -> TrainConfig:

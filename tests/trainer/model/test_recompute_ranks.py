@@ -10,7 +10,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.model.recompute_case import FORMS, GPT2, LLAMA, VOCAB_SIZE, batch, make_config
-from tests.trainer.spawn import Ranks
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.model.context import ParallelAxes
@@ -20,11 +19,7 @@ from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward
 from trainer.planning.build_config import build_config
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as ranks:
-        yield ranks
+RANKS = 2
 
 
 def divided(rank, world_size, model, training, sequence_parallel):

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.spawn import Ranks
 from trainer.config.sections.model import ModelConfig
 from trainer.data_parallel.parameter_shards import ParameterShard
 from trainer.data_parallel.shared_gradients import sum_shared_gradients
@@ -29,12 +28,6 @@ from trainer.ops.dispatch.registry import Kernels
 
 LENGTH, BATCH, HIDDEN, INNER, VOCAB = 8, 3, 6, 8, 12
 LAYOUTS = [(1, False), (2, False), (2, True), (4, False), (4, True)]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def draw(name, *shape):

@@ -42,12 +42,6 @@ ADAM = {"optimizer": "adam", "lr": 1e-2, "weight_decay": 0.1, "clip_grad": 0.0}
 VOCAB_SIZE = 37
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
 def configure(model, optimizer, training=None, **parallel):
     return build_config(
         {

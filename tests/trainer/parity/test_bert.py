@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -30,18 +29,6 @@ CASES = [
     # Without the binary head: the gradient of its bias is a sum of four samples, which cancel down to rounding.
     Case("masked-only", tp=2, micro_batches=2, precision="bf16"),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def serials() -> dict[Any, Any]:
-    """Cache of serial outcomes."""
-    return {}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -11,7 +11,6 @@ import torch
 from tests.trainer.families.proofs import record_layout
 from tests.trainer.parity.layout_parity import compare, problems
 from tests.trainer.parity.parity_case import Case
-from tests.trainer.spawn import Ranks
 from trainer.model.encoder_decoder import model
 from trainer.model.encoder_decoder.relative_bias import RelativeBias
 
@@ -23,18 +22,6 @@ CASES = [
     Case("t5-tied", tp=2, dp=2, micro_batches=2, overlap=False, recompute="core"),
     Case("t5", tp=2, sp=True, micro_batches=2, precision="bf16"),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def serials():
-    """Cache of serial outcomes."""
-    return {}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -8,23 +8,13 @@ from tests.trainer.parity.covering_array import case_of, committed
 from tests.trainer.parity.deviation import excesses
 from tests.trainer.parity.layout_parity import compare, problems
 from tests.trainer.parity.mutations import FAULTS
-from tests.trainer.spawn import RankError, Ranks
+from tests.trainer.spawn import RankError
+
+RANKS = 8
 
 # On another processor a fault that is barely above a limit would be below.
 MARGIN = 100.0
 CASES = sorted((case_of(row) for row in committed()), key=lambda case: (case.world_size, case.micro_batches))
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(8) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def serials():
-    """Cache of serial outcomes."""
-    return {}
 
 
 def test_there_are_at_least_twelve_faults():

@@ -23,22 +23,11 @@ from tests.trainer.parity.covering_array import (
     refusal,
 )
 from tests.trainer.parity.layout_parity import compare, keeps_order, problems
-from tests.trainer.spawn import Ranks
+
+RANKS = 8
 
 ROWS = committed()
 CASES = [case_of(row) for row in ROWS]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(8) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def serials():
-    """Cache of serial outcomes."""
-    return {}
 
 
 @pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS], ids=str)

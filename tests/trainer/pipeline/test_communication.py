@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainer.spawn import DEADLINE_S, Ranks
+from tests.trainer.spawn import DEADLINE_S
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.pipeline.communication import (
     BatchedCommunicator,
@@ -30,12 +30,6 @@ from trainer.planning.schedule import (
     zb_v,
 )
 from trainer.planning.schedule.placement import Placement
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 def tagged(peers, schedule, rank):

@@ -9,23 +9,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.trainer.parity.layout_parity import compare, problems, run_case, train
 from tests.trainer.parity.parity_case import VOCAB_SIZE, Case
-from tests.trainer.spawn import DEADLINE_S, Ranks
+from tests.trainer.spawn import DEADLINE_S
 from trainer.data.samples.micro_batch import MicroBatch
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward, forward_logits, forward_only
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def serials():
-    return {}
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from benchmarks.pipeline_efficiency import computing_steps
 from tests.trainer.pipeline.test_communication import peers_of
-from tests.trainer.spawn import Ranks
 from tests.waiting import wait_for
 from trainer.pipeline.executor import run_row
 from trainer.planning.schedule import (
@@ -25,12 +24,6 @@ from trainer.planning.schedule import (
     sends_under_way,
     timeline,
 )
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("kind", SCHEDULE_KINDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -156,12 +155,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (json.dumps({"text": " ".join(map(str, document))}) + "\n" for document in documents)
     (folder / "t.jsonl").write_text("".join(lines))
     return folder
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as ranks:
-        yield ranks
 
 
 Found = dict[str, dict[int, MicroBatch]]
