@@ -20,6 +20,7 @@ BEGIN, END = "<!-- proofs -->", "<!-- end of proofs -->"
 COLUMNS: Mapping[str, str] = {
     "bits": "import, export",
     "transformers": "logits, loss, gradients",
+    "start": "first loss within 1e-5, no model section",
     "text": "greedy text",
     "layout": "layouts beside the serial run",
     "weights": "published weights",
