@@ -27,11 +27,13 @@ from trainer.conversion.export_hub import Export, export_hub
 from trainer.conversion.import_hub import import_hub, total_bytes
 from trainer.conversion.import_megatron import MegatronModel, import_megatron, iteration_folder
 from trainer.conversion.verify import BOUND, verify_export
+from trainer.conversion.witness import has_witness
 from trainer.families.format.errors import FamilyError
 from trainer.hub.errors import HubError
-from trainer.hub.folder import HubFolder
+from trainer.hub.folder import CONFIG, HubFolder
 from trainer.hub.gguf.file import GgufFile, is_gguf_file
 from trainer.hub.published import PublishedModel
+from trainer.hub.quantized import CONFIG_KEY
 
 _FAILED = 1
 _USAGE = 2
@@ -39,7 +41,7 @@ _BAD_INPUT = 3
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one of the commands; returns 3 for input that cannot be used, 1 for damage or an export that differs."""
+    """Run one of the commands; returns 3 for input that cannot be used, 1 for damage or logits that differ."""
     command = arguments[0] if arguments else ""
     if command not in _COMMANDS:
         print(f"llmctl checkpoint: the commands are {', '.join(_COMMANDS)}", file=sys.stderr)
@@ -56,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
 def _import(options: argparse.Namespace) -> int:
     if is_gguf_file(options.source):
         with GgufFile(options.source) as source:
-            return _import_published(source, options.output)
+            _import_published(source, options.output)
+        return _say_not_compared("transformers reads no GGUF file as it is", options)
     if not options.source.is_dir():
         raise ConversionError(f"{options.source}: is not a folder; name a folder with a config.json, or a GGUF file")
     found = foreign_format(options.source)
@@ -72,17 +75,36 @@ def _import(options: argparse.Namespace) -> int:
     with HubFolder(options.source, drops_prediction_layers=options.drop_mtp) as folder:
         if folder.num_dropped:
             print(f"leaving out {folder.num_dropped} tensors of prediction layers")
-        return _import_published(folder, options.output)
+        checkpoint = _import_published(folder, options.output)
+    return 0 if options.no_verify else _verify_import(checkpoint, options)
 
 
-def _import_published(source: PublishedModel, output: Path) -> int:
+def _verify_import(checkpoint: Path, options: argparse.Namespace) -> int:
+    """Compare the checkpoint with transformers; without a witness say so."""
+    if not has_witness():
+        return _say_not_compared("transformers is not installed", options)
+    if CONFIG_KEY in json.loads((options.source / CONFIG).read_text(encoding="utf-8")):
+        return _say_not_compared("transformers computes quantized weights in another way", options)
+    try:
+        return _verify_pair(checkpoint, options.source)
+    except ConversionError as error:
+        return _say_not_compared(str(error), options)
+
+
+def _say_not_compared(reason: str, options: argparse.Namespace) -> int:
+    if not options.no_verify:
+        print(f"note: the logits were not compared: {reason}", file=sys.stderr)
+    return 0
+
+
+def _import_published(source: PublishedModel, output: Path) -> Path:
     print(f"{source.family.name}, {source.num_tensors} tensors, {total_bytes(source) / 1e9:.2f} GB")
     with _progress("import", total_bytes(source)) as advance:
         checkpoint = import_hub(source, output, advance)
     for note in source.notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"wrote {checkpoint}")
-    return 0
+    return checkpoint
 
 
 def _import_megatron(options: argparse.Namespace) -> int:
@@ -92,7 +114,7 @@ def _import_megatron(options: argparse.Namespace) -> int:
         with _progress("import", source.total_bytes) as advance:
             checkpoint = import_megatron(source, options.output, advance)
     print(f"wrote {checkpoint}")
-    return 0
+    return _say_not_compared("transformers does not read torch_dist", options)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -134,7 +156,10 @@ def _verify(options: argparse.Namespace) -> int:
 def _verify_pair(checkpoint: Path, folder: Path) -> int:
     found = verify_export(checkpoint, folder)
     verdict = "equal" if found.is_good else f"DIFFERENT, above the bound {BOUND:g}"
-    print(f"{found.tensors} tensors; logits by {found.witness}: largest difference {found.difference:.1e}, {verdict}")
+    print(
+        f"{found.tensors} tensors; logits of {found.tokens:,} tokens by {found.witness}: "
+        f"largest difference {found.difference:.1e}, {verdict}"
+    )
     return 0 if found.is_good else _FAILED
 
 

@@ -13,6 +13,7 @@ MAX_BYTES_PER_FILE = 5_000_000_000
 VALUED = ("--output", "--max-shard-bytes", "--against")
 """The flags that take a value."""
 _CHECKPOINT = "run directory, folder of checkpoints, or iter_*; for llmctl also a run: id, name or job id"
+_NO_VERIFY = "do not compare logits afterwards"
 _DESCRIPTIONS = {
     "import": "Turn a Hugging Face folder, a GGUF file, or weights of Megatron-core (torch_dist), into a checkpoint.",
     "export": "Turn a checkpoint of any layout into a Hugging Face folder, and compare the logits of both.",
@@ -44,6 +45,7 @@ def parser_of(command: str) -> CommandParser:
         parser.add_argument(
             "--drop-mtp", action="store_true", help="leave out prediction layers (MTP), which no logit needs"
         )
+        parser.add_argument("--no-verify", action="store_true", help=_NO_VERIFY)
         return parser
     metavar, more = (
         ("CKPT|HF_DIR|FILE.gguf", "; or a Hugging Face folder or GGUF file") if command == "show" else ("CKPT", "")
@@ -58,7 +60,7 @@ def parser_of(command: str) -> CommandParser:
             metavar="N",
             help="largest size of the tensors in one file (default 5000000000)",
         )
-        parser.add_argument("--no-verify", action="store_true", help="do not compare logits afterwards")
+        parser.add_argument("--no-verify", action="store_true", help=_NO_VERIFY)
     elif command == "show":
         parser.add_argument("--tensors", action="store_true", help="list all tensors with dtype and shape")
         parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON document")

@@ -1,35 +1,47 @@
-"""Check of an exported folder: its logits against those of the checkpoint.
+"""Check of a conversion: logits of a checkpoint against those of a Hugging Face folder, in bounded memory.
 
-Legend: S tokens of a sequence, V vocabulary.
+Legend: S tokens of a sequence, R rows, the positions whose logits are compared, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trainer.checkpoint.directory import CheckpointError
-from trainer.checkpoint.hub_weights import read_hub_weights
-from trainer.checkpoint.load import load_weights
-from trainer.checkpoint.metadata import load_metadata
+from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
+from trainer.checkpoint.stored_tensors import StoredTensors
 from trainer.config.sections.parallel import ParallelConfig
 from trainer.config.train_config import TrainConfig
+from trainer.conversion.bounded_model import Weights, build_bounded_model
 from trainer.conversion.errors import ConversionError
 from trainer.conversion.export_hub import trained_dtype
-from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.conversion.witness import LONGEST_WITH_SCORES, has_witness, logits_of_transformers
 from trainer.hub.folder import HubFolder
-from trainer.parallel_model import ParallelModel, build_model
+from trainer.hub.tensor_file import DTYPES
+from trainer.parallel_model import ParallelModel
 from trainer.pipeline.executor import forward_logits
 from trainer.planning.build_config import build_config
+from trainer.planning.flops import count_parameters
 
 BOUND = 1e-4
 """Largest difference of logits in float32, relative to the largest logit: rounding of a few hundred layers stays below
 this, and a wrong norm, bias or scale is above."""
-_TOKENS, _SEED = 64, 20_017
+_SEED = 20_017
+_SHORT = 64
+_LONGEST_SPAN = 4096
+_BEYOND = 32
+"""Tokens of a text that are beyond the longest span of the model."""
+_MOST_FLOPS = 2e13
+"""Operations of a longer text than usual: a minute or a few on a login node."""
+_MOST_ROWS = 128
+_OWN = "this trainer's own import"
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,13 @@ class Verification:
         witness: what computed the logits of the folder: ``transformers`` and its version, or this trainer's own import.
         difference: largest difference of logits, relative to the largest logit.
         tensors: number of tensors in the folder.
+        tokens: length of the text.
     """
 
     witness: str
     difference: float
     tensors: int
+    tokens: int
 
     @property
     def is_good(self) -> bool:
@@ -55,8 +69,8 @@ class Verification:
 def verify_export(checkpoint: Path, folder: Path) -> Verification:
     """Compare the logits of a fixed text, in float32 on the CPU.
 
-    The witness is transformers if it is installed, else this trainer's own reader. Memory: one model in float32 at a
-    time.
+    The witness is transformers if it is installed, else this trainer's own reader. Memory: the weights of one layer
+    and of the vocabulary tables; without the package accelerate, transformers holds all of its model in float32.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -64,32 +78,48 @@ def verify_export(checkpoint: Path, folder: Path) -> Verification:
         ConversionError: transformers cannot load the folder, or compute its logits.
     """
     metadata = load_metadata(checkpoint)
-    config = _serial(build_config(metadata.config))
-    tokens = fixed_text(metadata.vocab_size, config.max_position_embeddings)
-    model = _build(config, metadata.vocab_size)
-    load_weights(checkpoint, model)
-    _round(model, trained_dtype(metadata, build_config(metadata.config)))
-    ours = _logits(config, model, tokens)
-    del model
+    config = build_config(metadata.config)
+    tokens = fixed_text(config, metadata.vocab_size)
+    rows = torch.linspace(0, tokens.shape[1] - 1, min(tokens.shape[1], _MOST_ROWS)).long()
+    with StoredTensors(checkpoint, metadata) as stored:
+        shapes = {name: tensor.shape for name, tensor in metadata.tensors["model"].items()}
+        weights = Weights(checkpoint, shapes, partial(_read_stored, stored, metadata), trained_dtype(metadata, config))
+        ours = _logits(config, metadata.vocab_size, weights, tokens, rows)
     with HubFolder(folder) as source:
         count, auto_class = source.num_tensors, source.family.auto_class
-        if find_spec("transformers") is None:
-            witness = "this trainer's own import"
-            model = _build(config, metadata.vocab_size)
-            read_hub_weights(source, model)
-            model.gradients.weights_changed()
-            model.gradients.wait_for_weights()
-            theirs = _logits(config, model, tokens)
-    if find_spec("transformers") is not None:
-        witness, theirs = _logits_of_transformers(folder, auto_class, tokens)
+        if not has_witness():
+            source.check_copies()
+            weights = Weights(folder, {name: source.shape(name) for name in source.weights}, partial(_read_hub, source))
+            witness, theirs = _OWN, _logits(config, metadata.vocab_size, weights, tokens, rows)
+    if has_witness():
+        witness, theirs = logits_of_transformers(folder, auto_class, tokens, rows, checkpoint.parent)
+    if ours.shape != theirs.shape:
+        raise ConversionError(
+            f"{folder}: gives logits of {theirs.shape[-1]:,} tokens, but {checkpoint} of {ours.shape[-1]:,}; they are "
+            "different models"
+        )
     difference = (ours - theirs).abs().max() / theirs.abs().max()
-    return Verification(witness, float(difference), count)
+    return Verification(witness, float(difference), count, tokens.shape[1])
 
 
-def fixed_text(vocab_size: int, longest: int) -> Tensor:
-    """Token ids [1, S] that are the same for every model of this vocabulary."""
+def fixed_text(config: TrainConfig, vocab_size: int) -> Tensor:
+    """Token ids [1, S] that are the same for every model of this shape."""
     generator = torch.Generator().manual_seed(_SEED)
-    return torch.randint(0, vocab_size, (1, min(_TOKENS, longest)), generator=generator)
+    length = min(_length(config, vocab_size), config.max_position_embeddings)
+    return torch.randint(0, vocab_size, (1, length), generator=generator)
+
+
+def _length(config: TrainConfig, vocab_size: int) -> int:
+    """Tokens of the text: more than a window, or than the context before a scaling of rope, if that is affordable."""
+    model = config.model
+    spans = [model.window_of(layer) for layer in range(model.num_layers)]
+    spans.append((model.rope_scaling or {}).get("original_max_position_embeddings"))
+    known = [int(span) for span in spans if span is not None and span <= _LONGEST_SPAN]
+    length = max(_SHORT, *(span + _BEYOND for span in known)) if known else _SHORT
+    # Scores with a cap or a sink are computed as a whole, by transformers too.
+    keeps_scores = model.attn_logit_softcapping is not None or model.attention_sinks
+    costs = 2 * count_parameters(config, vocab_size).active * length
+    return _SHORT if costs > _MOST_FLOPS or (keeps_scores and length > LONGEST_WITH_SCORES) else length
 
 
 def _serial(config: TrainConfig) -> TrainConfig:
@@ -99,51 +129,38 @@ def _serial(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"model": model, "training": training, "parallel": ParallelConfig()})
 
 
-def _build(config: TrainConfig, vocab_size: int) -> ParallelModel:
-    mesh = ParallelMesh(tp=1, pp=1, dp=1, rank=0)
-    model = build_model(config, vocab_size, mesh, ProcessGroups(), torch.device("cpu"))
-    model.chunks[0].eval()
-    return model
-
-
-def _round(model: ParallelModel, dtype: torch.dtype | None) -> None:
-    """Give the parameters the values that an export has."""
-    if dtype is None:
-        return
-    with torch.no_grad():
-        for parameter in model.parameters.values():
-            parameter.copy_(parameter.to(dtype))
-
-
-def _logits(config: TrainConfig, model: ParallelModel, tokens: Tensor) -> Tensor:
-    """Logits of the text; an encoder reads the same text."""
-    with torch.no_grad():
+def _logits(config: TrainConfig, vocab_size: int, weights: Weights, tokens: Tensor, rows: Tensor) -> Tensor:
+    """Logits [1, R, V] of the text; an encoder reads the same text."""
+    model = build_bounded_model(_serial(config), vocab_size, weights)
+    with _only_rows(model, rows, tokens.shape[1]), torch.no_grad():
         logits = forward_logits(model, tokens, tokens if config.model.is_encoder_decoder else None)
     if logits is None:
         raise CheckpointError("a serial model has no last stage")
     return logits.float()
 
 
-def _logits_of_transformers(folder: Path, auto_class: str, tokens: Tensor) -> tuple[str, Tensor]:
-    import transformers
+@contextmanager
+def _only_rows(model: ParallelModel, rows: Tensor, length: int) -> Iterator[None]:
+    """Let the head compute logits of these positions alone: those of a long text are large."""
+    if len(rows) == length:
+        yield
+        return
+    hook = (
+        model.chunks[-1]
+        .get_submodule("head")
+        .register_forward_pre_hook(lambda _, hidden: (hidden[0].index_select(0, rows), *hidden[1:]))
+    )
+    yield
+    hook.remove()
 
-    what = "load it"
-    try:
-        # No code of the folder is run: trust_remote_code stays off. The grouped product of experts, its default, wants
-        # widths that divide by 8.
-        model = getattr(transformers, auto_class).from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            experts_implementation="eager",
-            local_files_only=True,
-        )
-        what = "compute its logits"
-        inputs = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-        with torch.no_grad():
-            found = model(tokens, **inputs)
-            # BERT has logits of tokens and of samples.
-            logits: Tensor = (found.prediction_logits if "prediction_logits" in found else found.logits).float()
-    except Exception as error:
-        raise ConversionError(f"{folder}: transformers cannot {what}: {type(error).__name__}: {error}") from error
-    return f"transformers {transformers.__version__}", logits
+
+def _read_stored(stored: StoredTensors, metadata: CheckpointMetadata, name: str) -> Tensor:
+    # What was read before has been copied: its pages need not count as memory of this process.
+    stored.release()
+    tensor = metadata.tensors["model"][name]
+    return stored.read("model", name, (0,) * len(tensor.shape), tensor.shape, DTYPES[tensor.dtype])
+
+
+def _read_hub(source: HubFolder, name: str) -> Tensor:
+    source.release()
+    return torch.cat([source.read(name, piece) for piece in source.pieces(name)])

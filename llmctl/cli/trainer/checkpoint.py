@@ -44,7 +44,7 @@ def checkpoint() -> None:
 
 @app.command("import", cls=CheckpointCommand, context_settings=_PASSING_ON)
 def import_(ctx: typer.Context, cluster: _Cluster = None) -> int:
-    """Turn a Hugging Face folder into a checkpoint that training can start from."""
+    """Turn a Hugging Face folder into a checkpoint; exit code 1 if its logits differ."""
     return _run(ctx, "import", cluster)
 
 
