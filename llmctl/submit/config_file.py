@@ -96,7 +96,7 @@ def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
     example = BUNDLED / "examples" / EXAMPLE
     if not example.is_file():
         raise UsageError(f"CONFIG: there is no ./{DEFAULT_CONFIG} and no bundled example; name a config file")
-    return example, f"no CONFIG and no ./{DEFAULT_CONFIG}: using the bundled example {example}"
+    return example, f"no CONFIG and no ./{DEFAULT_CONFIG}: using the bundled example {example} on generated data"
 
 
 def found_config_warnings(context: Context, file: ConfigFile, values: Mapping[str, Any]) -> list[str]:
