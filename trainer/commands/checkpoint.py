@@ -26,7 +26,7 @@ from trainer.conversion.errors import ConversionError
 from trainer.conversion.export_hub import Export, export_hub
 from trainer.conversion.import_hub import import_hub, total_bytes
 from trainer.conversion.import_megatron import MegatronModel, import_megatron, iteration_folder
-from trainer.conversion.verify import BOUND, verify_export
+from trainer.conversion.verify import verify_export
 from trainer.conversion.witness import has_witness
 from trainer.families.format.errors import FamilyError
 from trainer.hub.errors import HubError
@@ -155,7 +155,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _verify_pair(checkpoint: Path, folder: Path) -> int:
     found = verify_export(checkpoint, folder)
-    verdict = "equal" if found.is_good else f"DIFFERENT, above the bound {BOUND:g}"
+    verdict = "equal" if found.is_good else f"DIFFERENT, above the bound {found.bound:.1e}"
     print(
         f"{found.tensors} tensors; logits of {found.tokens:,} tokens by {found.witness}: "
         f"largest difference {found.difference:.1e}, {verdict}"

@@ -33,6 +33,8 @@ from trainer.planning.flops import count_parameters
 BOUND = 1e-4
 """Largest difference of logits in float32, relative to the largest logit: rounding of a few hundred layers stays below
 this, and a wrong norm, bias or scale is above."""
+_POSITIONS_OF_BOUND = 512
+"""Tokens up to which the bound holds. transformers rounds an angle of rope, of the size of its position, to float32."""
 _SEED = 20_017
 _SHORT = 64
 _LONGEST_SPAN = 4096
@@ -61,9 +63,14 @@ class Verification:
     tokens: int
 
     @property
+    def bound(self) -> float:
+        """Largest difference of equal models on a text of this length."""
+        return BOUND * max(1.0, self.tokens / _POSITIONS_OF_BOUND)
+
+    @property
     def is_good(self) -> bool:
         """True if the difference is within the bound; a number that is not finite is not."""
-        return self.difference <= BOUND
+        return self.difference <= self.bound
 
 
 def verify_export(checkpoint: Path, folder: Path) -> Verification:

@@ -15,7 +15,7 @@ from trainer.commands import checkpoint as command
 from trainer.conversion import witness
 from trainer.conversion.bounded_model import Weights, build_bounded_model
 from trainer.conversion.import_hub import config_of
-from trainer.conversion.verify import fixed_text, verify_export
+from trainer.conversion.verify import BOUND, Verification, fixed_text, verify_export
 from trainer.families.catalogue import FAMILIES
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.llama import LLAMA
@@ -106,6 +106,13 @@ def test_length_of_the_text(model: dict[str, Any], tokens: int) -> None:
     values = {"max_position_embeddings": 16384, **shape, **model}
     config = build_config({"model": values, "training": training, "optimizer": {"lr": 1e-3}})
     assert fixed_text(config, 100).shape == (1, tokens)
+
+
+def test_the_bound_grows_with_the_rounding_of_positions() -> None:
+    short, long = (Verification("transformers", 5 * BOUND, 1, tokens) for tokens in (64, 4128))
+    assert not short.is_good and long.is_good
+    assert not Verification("transformers", 10 * BOUND, 1, 4128).is_good
+    assert not Verification("transformers", float("nan"), 1, 64).is_good
 
 
 def test_layers_of_ours_have_weights_only_while_they_compute(tmp_path) -> None:
