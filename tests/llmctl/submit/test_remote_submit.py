@@ -241,15 +241,29 @@ FOREIGN = {
 }
 
 
+SHAPE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+PUBLISHED = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+
+
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_checkpoint_of_another_program_is_named_before_the_queue(context, tmp_path, name):
     files, words = FOREIGN[name]
     for file in files:
         path = tmp_path / "there/start" / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"model_type": "llama"}')
+        own = {"config": {"model": SHAPE}, "vocab_size": 100} if name == "of this trainer" else {}
+        path.write_text(json.dumps(PUBLISHED | own))
     if not words:
-        plan(context, "checkpoint.load=~/start")
+        # The section model of the config is that of the checkpoint of this trainer.
+        plan(context, "checkpoint.load=~/start", *(["model=null"] if name == "Hugging Face" else []))
     else:
         with pytest.raises(UsageError, match=f"^--set checkpoint.load: {tmp_path}/there/start .*{words}") as caught:
             plan(context, "checkpoint.load=~/start")
