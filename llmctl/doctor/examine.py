@@ -41,9 +41,11 @@ def examine(context: Context, profile: "ClusterProfile") -> Iterator[Check]:
         facts = transport.stat_paths([root])[0] if root is not None else None
         nearest = facts.nearest if facts is not None and facts.nearest_kind == "folder" else None
         began = time.time()
+        # One script for all questions: each round trip to a login node can take seconds.
         asked = [*probes(profile, root, nearest), ("supervisor", FIND_NODE_PYTHON)]
         answer = transport.run(["bash", "-c", probe_script(asked)], timeout_s=_SCRIPT_TIMEOUT_S, only_reads=True)
     except SchedulerError as error:
+        # Nothing below can be judged without the answers.
         again = "try again; if the problem persists, the node is overloaded"
         yield Check("questions", "FAULT", error.message, again, error.exit_code)
         return

@@ -76,6 +76,7 @@ def plan_trainer_work(
     _check(profile, nodes, work)
     in_container = "job.container" in given or profile.environment.kind == "container"
     if not dry_run and not in_container:
+        # Bad input is told now, not after a wait in the queue.
         code = run_trainer_command(context, profile, [*work.command, "--check", *work.words])
         if code:
             return code

@@ -76,6 +76,7 @@ def read_launch_line(run: Run, nested: Callable[[Sequence[Value], int], list[Run
         if not words:
             return None
         name = text_of(words[0]).rpartition("/")[2]
+        # After env, say: `env A=1 torchrun ...`.
         if _ASSIGNMENT.fullmatch(text_of(words[0])) and found.programs:
             variable, _, _ = text_of(words[0]).partition("=")
             found.environment[variable] = _after(words.pop(0), len(variable) + 1)

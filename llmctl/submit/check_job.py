@@ -96,6 +96,7 @@ def check_job(
     """
     transport = session.transport
     problems = job_problems(job)
+    # Not worth a connection, which may ask for a password.
     if job.is_remote and problems:
         raise resolved.error(problems)
     paths = [_runs_root_path(job.profile, job.folders), *own_paths]

@@ -68,6 +68,7 @@ def with_lengths(resolved: Resolved, transport: Transport, *, has_gpus: bool) ->
         raise resolved.error([Problem("data.data_path", problem)])
     samples = training["global_batch_size"] if isinstance(training["global_batch_size"], int) else _SAMPLES
     length = min(_LONGEST, positions)
+    # Little text still makes some iterations, so that a loss can be seen to fall.
     while length // 2 >= _SHORTEST and tokens < _FEWEST_ITERATIONS * samples * length:
         length //= 2
     length = training.get("seq_length", length)
@@ -86,6 +87,7 @@ def with_lengths(resolved: Resolved, transport: Transport, *, has_gpus: bool) ->
     values, origins = {**resolved.values}, {**resolved.origins}
     for key, value in chosen.items():
         section, _, name = key.partition(".")
+        # Flags win.
         if key not in origins:
             values[section] = {**values.get(section, {}), name: value}
             origins[key] = Origin("--hf", is_flag=True)

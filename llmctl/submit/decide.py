@@ -128,6 +128,7 @@ def build_request(
     resource = profile.resource_types.get(kind or "")
     launcher = spec.launcher or profile.launch.launcher or backend.launchers[0]
     ranks, gpus = _node_size(spec, resource, visible_gpus, on_cpu=on_cpu)
+    # torchrun starts the ranks of its node itself.
     tasks = 1 if launcher == "torchrun" else ranks
     cores = resource.cores if resource is not None else None
     hosts = tuple(host for host in profile.hosts if host not in spec.exclude)
@@ -140,6 +141,7 @@ def build_request(
         gpus_per_node=gpus,
         gpu_ids=_shares(visible_gpus or (), gpus, spec.nodes),
         tasks_per_node=tasks,
+        # A multiple of the tasks: Slurm and PBS ask for cores per task.
         cores_per_node=max(1, cores // tasks) * tasks if cores is not None else None,
         time_s=spec.time_s if spec.time_s is not None else defaults.time,
         launcher=launcher,

@@ -51,12 +51,14 @@ def plan_resume(
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, record.name, after=None, command=before.command)
+    # The run directory and the index have the name.
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
     job = decide_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
     if problems := list(resume_problems(record, job)):
         raise resolved.error(problems)
     warnings = check_job(session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
+    # The nodes were left out for a fault that may be mended by now.
     if spec.exclude and "job.exclude" not in {flag.key for flag in flags}:
         warnings.append(f"leaves out {', '.join(spec.exclude)}, as before; --exclude '' leaves out none")
     origins = {**record.origins, **{key: origin.text for key, origin in resolved.origins.items() if origin.is_flag}}

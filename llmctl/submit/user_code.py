@@ -53,6 +53,7 @@ def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
         state.update(changed)
         for path in listed:
             name = (Path(prefix) / path.relative_to(root)).as_posix() if path != root else root.name
+            # Two projects may have files of the same name.
             if named.setdefault(name, path) != path:
                 raise ConfigFileError(f"job.code: {path} and {named[name]} would both become code/user/{name}")
     megabytes = sum(path.stat().st_size for path in named.values()) / 1e6
@@ -61,6 +62,7 @@ def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
             f"job.code: {megabytes:.0f} MB in {len(named)} files, above the limit of {LIMIT_MB} MB; "
             "name only the code, or let git ignore the rest"
         )
+    # sha256sums has one file per line.
     broken = next((name for name in named if "\n" in name), None)
     if broken is not None:
         raise ConfigFileError(f"job.code: {broken!r} has a line break in its name; rename the file")

@@ -83,12 +83,14 @@ def run_all(argvs: Sequence[Sequence[str]], end_requests: Sequence[EndRequest], 
     is_asked = False
     while True:
         failed = _take_ended(running)
+        # The others get a while to end by themselves: their logs tell who failed first.
         if failed and code == 0:
             code, deadline = failed[0], time.monotonic() + FAILURE_GRACE_S
         if not running:
             return code
         if deadline is not None and time.monotonic() >= deadline:
             for number, child in running.items():
+                # A program that saves at its end was asked before; only then is it killed.
                 if is_asked and not end_requests[number].can_do_more:
                     processes.signal_group(child.pid, signal.SIGKILL)
                 else:

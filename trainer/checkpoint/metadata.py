@@ -171,6 +171,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
         plain = {key: values[key] for key in _PLAIN}
         kernels, token = dict(values.get("kernels", {})), values.get("fencing_token")
         checksums = _known_checksums(values)
+        # Compared here, told below: a flipped bit can also make the JSON unreadable.
         is_sound = is_metadata_sound(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{checkpoint / METADATA} cannot be read: {type(error).__name__}: {error}"

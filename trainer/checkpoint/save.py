@@ -316,6 +316,7 @@ class CheckpointWriter:
             checksums=checksums,
             fencing_token=self.lock.token if self.lock is not None else None,
         )
+        # Last: a folder with this file has all others.
         with (temporary / METADATA).open("w", encoding="utf-8") as file:
             json.dump(metadata.as_json(), file)
             file.flush()

@@ -59,6 +59,7 @@ def load_generation_model(
     kernels, notes = (None, []) if selection is None else (selection.kernels, selection.fallbacks())
     model = build_model(config, source.vocab_size, mesh, groups, device, kernels, is_frozen=True)
     source.fill(model)
+    # Without dropout.
     for chunk in model.chunks:
         chunk.eval()
     return GenerationModel(

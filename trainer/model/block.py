@@ -74,6 +74,7 @@ class Block(nn.Module):
         placement = model.norm_placement
         self._is_post = placement == "post"
         on_inputs, on_results = placement != "output", placement in ("sandwich", "output")
+        # Phi: one norm for both branches.
         has_mlp_norm = on_inputs and not model.shared_parallel_norm
 
         def norm(name: str, is_there: bool) -> Norm | None:

@@ -61,6 +61,7 @@ class GPTHead(nn.Module):
                 (rows_per_rank * tp.size,),
                 value=0.0,
                 tp_dim=0,
+                # All tokens of a batch reach each rank's part of the vocabulary.
                 on_sequence_shard=False,
                 valid_rows=vocab_size,
             )

@@ -140,6 +140,7 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
             f"that fit: {'; '.join(_nearest_layouts(config, world_size)) or 'none; use another number of ranks'}",
         )
     dp = config.data_parallel_size(world_size)
+    # Experts are divided over the ranks of dp and cp, which hold copies of everything else.
     if dp * cp % ep:
         raise ConfigError(
             "parallel.expert_model_parallel_size",

@@ -71,6 +71,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
         else:
             raise UsageError(_unknown(flag, keys))
     try:
+        # Last: counts of samples become iterations by the batch size, which may stand behind them.
         result.values.update(iterations_of(counted, result.values))
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -184,6 +184,7 @@ def _check_pipeline(config: TrainConfig) -> None:
     if layout is not None or pipeline_placement(config).num_virtual_stages > 1:
         from trainer.planning.stage_partition import check_enough_parts, partition_layers
 
+        # Uneven stages are cut by cost, so that only the partition itself tells if they fit.
         check_enough_parts(config)
         counts = (layout, parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers)
         if any(count is not None for count in counts):

@@ -196,6 +196,7 @@ def check_rope(config: TrainConfig) -> None:
         raise ConfigError(
             _KEY, "llama_4_scaling_beta is not supported with multi_latent_attention; leave one of them out"
         )
+    # Channels are rotated in pairs.
     if model.position_embedding_type == "rope" and (rotated % 2 or not rotated):
         if model.multi_latent_attention:
             raise ConfigError("model.qk_pos_emb_head_dim", f"{rotated} channels are not pairs; use {rotated + 1}")

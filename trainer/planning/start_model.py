@@ -117,11 +117,9 @@ def lay_over_start(values: Mapping[str, Any], files: Files) -> Started:
     if not isinstance(values.get("model", {}), Mapping | None):
         return Started(values, {}, [])  # the config's own check says so
     model, checkpoint, data = (_section(values, name) for name in ("model", "checkpoint", "data"))
-    shape, load = model.pop(FROM, None), checkpoint.get("load")
-    named = {"model.from": shape, "checkpoint.load": load}
-    for key, path in named.items():
-        if path is not None and not isinstance(path, str):
-            raise ConfigError(key, f"{path!r} is not a path; name a Hugging Face folder or a folder of checkpoints")
+    named = {"model.from": model.pop(FROM, None), "checkpoint.load": checkpoint.get("load")}
+    _check_paths(named)
+    shape, load = named.values()
     found = {key: named_model(key, path, files) for key, path in named.items() if path}
     if data.get("tokenizer_type") == "NullTokenizer" and not data.get("mock_data"):
         found = {key: start and start.without_end_token() for key, start in found.items()}
@@ -147,6 +145,15 @@ def lay_over_start(values: Mapping[str, Any], files: Files) -> Started:
         merged["data"] = {**data, "tokenizer_model": base.tokenizer}
         taken["data.tokenizer_model"] = base.where
     return Started(merged, taken, problems)
+
+
+def _check_paths(named: Mapping[str, Any]) -> None:
+    for key, path in named.items():
+        if path is not None and not isinstance(path, str):
+            raise ConfigError(key, f"{path!r} is not a path; {_NAME_ONE}")
+        if path and path.endswith(".gguf"):
+            text = f"{path} is a GGUF file; import it first: llmctl checkpoint import {path} --output CKPT"
+            raise ConfigError(key, text)
 
 
 _NAME_ONE = "name a Hugging Face folder or a folder of checkpoints"

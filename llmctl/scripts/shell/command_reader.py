@@ -167,6 +167,7 @@ class _Reader:
             cursor.take()
         elif cursor.starts("(("):
             inner = cursor.take_balanced("(", "((")
+            # `((` also begins two nested subshells: ((a); b). Bash too decides by the end.
             if not inner.endswith(")"):
                 return Group(line, read_script(inner, line), is_subshell=True)
             command = ArithmeticCommand(line, read_quoted_text(inner[1:-1], line))

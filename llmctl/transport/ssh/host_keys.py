@@ -94,10 +94,12 @@ def check_host_key(config: SshConfig, known: Sequence[KnownKey], kind: str, blob
             "ask the site before you connect",
             transient=False,
         )
+    # A key with a marker is not the host's own.
     plain = [key for key in known if not key.marker]
     if any(key.kind == kind and key.blob == blob for key in plain):
         return
     shown = f"{_short(kind)} {fingerprint(blob)}"
+    # Also a key of another kind: whoever stands between could offer a kind that known_hosts does not have.
     if plain:
         before = next((key for key in plain if key.kind == kind), plain[0])
         raise SchedulerError(

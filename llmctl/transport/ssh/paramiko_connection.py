@@ -226,6 +226,7 @@ def connect(
             with told_as_lost(config.name, *LIBRARY):
                 transport = paramiko.Transport(cast("socket.socket", under), default_window_size=_WINDOW)
             transports.append(transport)
+            # Each host is checked and logged in before the next is reached through it.
             _secure(transport, config, proxy if number == 0 else None)
             _log_in(Login(transport, config, credentials), under, config, chain[number - 1])
             transport.set_keepalive(_KEEPALIVE_S)

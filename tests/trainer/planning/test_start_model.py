@@ -125,6 +125,7 @@ def test_prediction_layers_count_if_the_files_have_them(tmp_path) -> None:
         ({}, {"checkpoint": {"load": "@"}}, "checkpoint.load", "there is no model in @ to take the section model from"),
         ({}, {"model": {"from": "@"}}, "model.from", "there is no model in @"),
         ({}, {"model": {"from": 5}}, "model.from", "5 is not a path"),
+        ({}, {"checkpoint": {"load": "@/m.gguf"}}, "checkpoint.load", "@/m.gguf is a GGUF file; import it first"),
         ({"config.json": "{"}, {"model": {"from": "@"}}, "model.from", "there is no model in @"),
         (
             {"config.json": '{"model_type": "fancy"}'},

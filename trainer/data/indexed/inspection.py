@@ -272,6 +272,7 @@ def _content_problems(
         wrong = contents.smallest_token if contents.smallest_token < 0 else contents.largest_token
         vocabulary = f"a vocabulary of {min(known):,} has 0 to {min(known) - 1:,}" if known else "token ids start at 0"
         problems.append(f"{bin_file}: holds token {wrong}; {vocabulary}")
+    # More ends than documents are allowed: a text may hold the token.
     if contents.ends is not None and contents.ends < filled:
         problems.append(
             f"{bin_file}: the end-of-document token occurs {contents.ends:,} times in {filled:,} documents; some "

@@ -127,6 +127,7 @@ class Masking:
             random: random generator.
         """
         bounds = [*np.flatnonzero(starts).tolist(), len(starts)]
+        # A sample may begin within a word.
         if bounds[0] != 0:
             bounds.insert(0, 0)
         words = len(bounds) - 1
@@ -139,6 +140,7 @@ class Masking:
                 return
             first, size = bounds[word], self._words_in_run(random)
             stop = bounds[min(word + size, words)]
+            # As Megatron-LM: a shorter run rather than none.
             while size and count + stop - first > most:
                 size -= 1
                 stop = bounds[min(word + size, words)]

@@ -71,8 +71,10 @@ def encode_documents(texts: Sequence[Text], tokenizer: Encoder, recipe: Recipe) 
             text = split_sentences(text, recipe.keep_newlines)
         strings += text
         counts[place] = len(text)
+    # One call: libraries encode the texts of a batch side by side.
     batch = tokenizer.encode_batch(strings)
     tokens, lengths = batch.tokens, batch.lengths
+    # As Megatron-LM: a text without tokens leaves no sequence, and no end of a document.
     filled = lengths > 0
     documents = np.repeat(np.arange(len(texts)), counts)[filled]
     lengths = lengths[filled]

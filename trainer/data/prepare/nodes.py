@@ -41,6 +41,7 @@ def wait_for_nodes(journal: Journal, chunks: int, report: Callable[[int, str], N
         failure = journal.node_status.failure()
         if failure is not None:
             raise DataError(failure)
+        # Any change is a sign of life; clocks of nodes may differ, so that ages are not compared.
         state = (len(done), unfinished, journal.node_status.heartbeats())
         if state != known:
             known, since = state, time.monotonic()

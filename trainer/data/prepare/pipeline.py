@@ -131,10 +131,12 @@ def prepare(wanted: Preparation) -> tuple[Assembled | None, TokenizerFacts]:
     node_status = NodeStatusFiles(folder_of(Path(wanted.output_prefix)), wanted.node, wanted.nodes, wanted.attempt)
     with node_status.reported_failure():
         _check_text_files(wanted)
+        # For little text, another process costs more than the work.
         is_small = sum(file.size for file in wanted.inputs) <= IN_THIS_PROCESS
         facts = (learn_facts if is_small else learn_facts_elsewhere)(wanted.tokenizer)
         plan = _plan(wanted, facts)
     journal = Journal(Path(wanted.output_prefix), plan, wanted.restart, node_status)
+    # Node 0 has joined the parts and removed the journal while this node waited for its start.
     if wanted.node > 0 and is_late(journal, plan, wanted.prefixes):
         say(f"{wanted.output_prefix}: is already finished; node {wanted.node} has nothing to do")
         return None, facts

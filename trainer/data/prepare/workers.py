@@ -303,6 +303,7 @@ def do_chunks(
                         worker.give(ahead.pop())
                         ahead.fill()
             busy = [worker.chunk.number for worker in workers if worker.chunk is not None]
+            # Every chunk before the failed one is done, so that a restart finds the same first fault.
             if failed and min(busy, default=sys.maxsize) > min(failed):
                 raise failed[min(failed)]
             if not busy and not len(ahead):

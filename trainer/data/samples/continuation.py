@@ -127,6 +127,7 @@ class ContinuedDatasets(Generic[T_co]):
         first, before = _read_state(state, consumed_samples)
         found = _matches(self._records, before)
         active = [place for place, record in enumerate(before) if record.share]
+        # The same datasets with the same shares: the blend goes on where it stopped, sample by sample.
         goes_on = found == active and all(
             record.share == before[place].share for record, place in zip(self._records, active, strict=True)
         )
@@ -137,6 +138,7 @@ class ContinuedDatasets(Generic[T_co]):
             self._first = consumed_samples
         line = None if goes_on else _line(self._records, before, found, consumed_samples)
         still_there = set(found)
+        # A dataset that comes back later goes on after the samples that were drawn from it.
         self._left_out = tuple(replace(one, share=0.0) for place, one in enumerate(before) if place not in still_there)
         self._records = tuple(
             record if place is None else replace(record, drawn=before[place].drawn)

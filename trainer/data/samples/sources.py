@@ -92,6 +92,7 @@ def open_data(config: TrainConfig, run_dir: Path | None = None) -> OpenData:
         raise DataError("data.data_path: is unset; name the prefix of an indexed dataset, or set data.mock_data: true")
     settings = settings_of(data, config.model.vocab_size)
     name, tokenizer = settings.name, open_tokenizer(settings) if settings.is_set else None
+    # One opener for all splits: a dataset may be named in several.
     opener = _Opener(config, tokenizer, name, run_dir)
     if data.train_data_path:
         keys = [(split, f"data.{split}_data_path", getattr(data, f"{split}_data_path")) for split in SPLITS]

@@ -58,6 +58,7 @@ def read_rope(
         raise FamilyError(f"{hub.where}: rope_parameters differs by kind of layer, which this family does not have")
     if scaling and current and _numbers(scaling) != _numbers(current):
         raise FamilyError(f"{hub.where}: rope_scaling and rope_parameters contradict each other; remove the wrong one")
+    # transformers 4 wrote rope_scaling, 5 writes rope_parameters; some files have both.
     found = scaling or current or dict(unscaled or {})
     keys["rotary_base"] = _one_value(hub, "rope_theta", {**current, **scaling}, base_key)
     keys["rotary_percent"] = _one_value(hub, "partial_rotary_factor", found, percent_key)

@@ -106,10 +106,12 @@ def config_keys(
         "num_key_value_heads": keys.get("attention.head_count_kv", keys["attention.head_count"]),
         "head_dim": _head_dim(keys, where),
         "vocab_size": shapes["token_embd.weight"][0],
+        # llama.cpp writes no output table if it is the word table.
         "tie_word_embeddings": "output.weight" not in shapes,
         "rope_theta": keys.get("rope.freq_base", 10000.0),
         "rope_scaling": _scaling(keys, factors, where),
     }
+    # No key tells of biases; in Qwen2 they are always there.
     if "blk.0.attn_q.bias" in shapes and row.model_type != "qwen2":
         found["attention_bias"] = True
     tokens = {ours: metadata.get(f"tokenizer.ggml.{name}_token_id") for name, ours in _TOKENS.items()}

@@ -63,6 +63,7 @@ def timeline(
     while progress:
         progress = False
         for rank, (row, done) in enumerate(zip(rows, times, strict=True)):
+            # A rank works through its row until it needs a message that is not sent yet.
             while len(done) < len(row) and (row[len(done)].receive is None or row[len(done)].receive in arrived):
                 exchange, free = row[len(done)], done[-1][1] if done else 0.0
                 start = max(free, arrived[exchange.receive] if exchange.receive else 0.0)
