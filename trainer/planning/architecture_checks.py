@@ -156,11 +156,6 @@ def check_encoder_decoder(config: TrainConfig) -> None:
         for key in keys:
             if is_changed(section, key, config):
                 raise ConfigError(f"{section}.{key}", "needs model.architecture t5; set that, or leave this key out")
-    if config.model.position_embedding_type == "relative":
-        raise ConfigError(
-            "model.position_embedding_type",
-            "relative needs model.architecture t5; use rope, learned_absolute or none",
-        )
 
 
 def _check_model(config: TrainConfig) -> None:

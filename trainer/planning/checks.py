@@ -62,7 +62,7 @@ RELATIONS = (
             *("model.v_head_dim", "model.latent_norm_epsilon"),
         ),
     ),
-    Relation("rope:check_rope", ("model.position_embedding_type", "model.rope_scaling", "model.rotary_*")),
+    Relation("rope:check_rope", ("model.rope_scaling", "model.rotary_*", "model.multi_latent_attention", "model.qk_*")),
     Relation("expert_checks:check_experts", ("model.num_experts", "model.moe_*")),
     Relation("parallel_checks:check_exclusive", ("parallel.*",)),
     Relation(
@@ -87,7 +87,7 @@ RELATIONS = (
     Relation(
         "architecture_checks:check_encoder_decoder",
         (
-            *("model.architecture", "model.position_embedding_type", "model.decoder_num_layers"),
+            *("model.architecture", "model.decoder_num_layers"),
             *("model.relative_attention_*", "training.decoder_seq_length"),
         ),
     ),
@@ -113,6 +113,7 @@ def check_relations(config: TrainConfig) -> None:
         f"{section}.{key}" for section in config.model_fields_set for key in getattr(config, section).model_fields_set
     }
     _check_attention(config.model)
+    _check_positions(config)
     _check_activation(config.model)
     for relation in RELATIONS:
         if relation.concerns(given):
@@ -237,6 +238,22 @@ def _check_attention(model: ModelConfig) -> None:
     if model.group_query_attention and model.num_query_groups is None:
         raise ConfigError(
             "model.num_query_groups", "is unset, but group_query_attention needs it; use one of " + divisors(heads)
+        )
+
+
+def _check_positions(config: TrainConfig) -> None:
+    model = config.model
+    # Heads of an odd width cannot be rotated in pairs.
+    if (
+        model.position_embedding_type == "rope"
+        and (model.kv_channels or model.hidden_size // model.num_attention_heads) % 2
+    ):
+        Relation("rope:check_rope", ()).check(config)
+    # Here, not among the checks of t5: most configs name their positions, and would load those checks.
+    if model.position_embedding_type == "relative" and model.architecture != "t5":
+        raise ConfigError(
+            "model.position_embedding_type",
+            "relative needs model.architecture t5; use rope, learned_absolute or none",
         )
 
 
