@@ -119,14 +119,12 @@ def submit(
     from llmctl.submit.job import Flag, SubmitArguments
     from llmctl.submit.plan import plan_submission
 
-    texts = [*(data or ()), *((word for word in (config, *ctx.args) if word) if data else ())]
-    if ctx.args and not data:
-        raise UsageError(f"{ctx.args[0]}: is one word too many; the only argument is CONFIG")
+    config, texts = _divide_words(config, ctx.args, data or [])
     if exclude is not None:
         given["exclude"] = parse_nodes(exclude)
     context: Context = ctx.obj
     arguments = SubmitArguments(
-        config=None if data else config,
+        config=config,
         flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
         cluster=cluster,
         settings=tuple(settings or ()),
@@ -143,6 +141,15 @@ def submit(
         data=tuple(texts),
     )
     return submit_plan(plan_submission(context, arguments), context, dry_run=dry_run, as_json=as_json, follow=follow)
+
+
+def _divide_words(config: str | None, more: list[str], data: list[str]) -> tuple[str | None, list[str]]:
+    """CONFIG, and the texts of --data, to which a shell's pattern adds words without a flag."""
+    if data:
+        return None, [*data, *([] if config is None else [config]), *more]
+    if more:
+        raise UsageError(f"{more[0]}: is one word too many; the only argument is CONFIG")
+    return config, []
 
 
 def submit_plan(plan: "SubmitPlan", context: Context, *, dry_run: bool, as_json: bool, follow: bool) -> int:

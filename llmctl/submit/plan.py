@@ -45,17 +45,9 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     config = None
     if not arguments.command:
         from llmctl.submit.config_file import training_config
-        from trainer.planning.build_config import names_start
 
-        if names_start(resolved.values):
-            from llmctl.submit.start_model import with_start_model
-
-            mounts = profile.container.mounts
-            resolved, notes = with_start_model(resolved, session.transport, mounts, dry_run=arguments.dry_run)
-            warnings += notes
-        if arguments.hf is not None:
-            resolved, notes = _with_lengths(context, session, resolved)
-            warnings += notes
+        resolved, notes = _from_start(context, session, arguments, resolved)
+        warnings += notes
         config = training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, default_name, after=arguments.after, command=arguments.command)
@@ -91,7 +83,12 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
 def _read_config(context: Context, arguments: SubmitArguments) -> ConfigFile | None:
     """The config file, which a COMMAND and --hf do without."""
     if arguments.hf is not None or arguments.data:
-        _check_continued(arguments)
+        from llmctl.submit.continued import continued_problem
+
+        if problem := continued_problem(arguments.hf, arguments.data):
+            raise UsageError(problem)
+        if arguments.command or arguments.script_arguments:
+            raise UsageError("--hf: takes the place of CONFIG, COMMAND and --arg; leave them out, or leave out --hf")
         return None
     if arguments.command and arguments.config is None:
         if arguments.script_arguments:
@@ -102,27 +99,37 @@ def _read_config(context: Context, arguments: SubmitArguments) -> ConfigFile | N
     return read_config(context, arguments)
 
 
-def _check_continued(arguments: SubmitArguments) -> None:
-    if arguments.hf is None or not arguments.data:
-        missing, given = ("--hf FOLDER", "--data") if arguments.hf is None else ("--data TEXT", "--hf")
-        raise UsageError(f"{given}: also give {missing}: a published model is trained on text")
-    if arguments.command or arguments.script_arguments:
-        raise UsageError("--hf: takes the place of CONFIG, COMMAND and --arg; leave them out, or leave out --hf")
+def _from_start(
+    context: Context, session: ClusterSession, arguments: SubmitArguments, resolved: Resolved
+) -> tuple[Resolved, list[str]]:
+    """The values with the model of the folder that the run starts from, and with what --hf decides; and notes."""
+    from trainer.planning.build_config import names_start
 
+    notes: list[str] = []
+    if names_start(resolved.values):
+        from llmctl.submit.start_model import with_start_model
 
-def _with_lengths(context: Context, session: ClusterSession, resolved: Resolved) -> tuple[Resolved, list[str]]:
+        mounts = session.profile.container.mounts
+        resolved, notes = with_start_model(resolved, session.transport, mounts, dry_run=arguments.dry_run)
+    if arguments.hf is None:
+        return resolved, notes
     from llmctl.submit.continued import with_lengths
     from llmctl.submit.visible_gpus import visible_gpus
 
     backend = session.backend or context.backend(session.profile)
-    on_cpu = resolved.values["training"].get("device") == "cpu"
-    has_gpus = not on_cpu and (not backend.capabilities.starts_in_place or bool(visible_gpus(context)))
-    return with_lengths(resolved, session.transport, has_gpus=has_gpus)
+    in_place = backend.capabilities.starts_in_place
+    training = resolved.values.get("training")
+    on_cpu = isinstance(training, Mapping) and training.get("device") == "cpu"
+    has_gpus = not on_cpu and (bool(visible_gpus(context)) if in_place else True)
+    resolved, more = with_lengths(resolved, session.transport, has_gpus=has_gpus)
+    return resolved, [*notes, *more]
 
 
 def _default_name(arguments: SubmitArguments, file: ConfigFile | None) -> str:
     if arguments.command:
         return _as_name(Path(arguments.command[0]).name)
+    if arguments.hf is not None:
+        return _as_name(Path(arguments.hf).name)
     return _as_name(file.path.stem if file is not None else "run")
 
 

@@ -1,8 +1,7 @@
 """The model that a run starts from, read on the machine that has its files."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from llmctl.site.container import on_host
 from llmctl.submit.job import Problem
@@ -10,7 +9,7 @@ from llmctl.submit.origins import Origin, Resolved
 from llmctl.transport.file_reads import DEFAULT_LIMIT, FileRead
 from llmctl.transport.protocol import Transport
 from trainer.config.errors import ConfigError
-from trainer.planning.start_model import FROM, lay_over_start
+from trainer.planning.start_model import FROM, lay_over_start, section_of
 
 _NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
@@ -45,7 +44,7 @@ def with_start_model(
     """Lay the values over the model of ``model.from`` or ``checkpoint.load``; a note says what comes from where.
 
     Args:
-        resolved: the merged values.
+        resolved: the merged values, which have one of the two keys.
         transport: to a machine that has the job's folders.
         mounts: of the cluster's containers; those of the job are added.
         dry_run: do not contact another machine.
@@ -54,11 +53,8 @@ def with_start_model(
         UsageError, ConfigFileError: the model cannot be read, or values make another model of its weights; all of them.
         SchedulerError: the machine cannot be reached.
     """
-    model, job = _section(resolved.values, "model"), _section(resolved.values, "job")
-    load = _section(resolved.values, "checkpoint").get("load")
+    model, job = section_of(resolved.values, "model"), section_of(resolved.values, "job")
     key = f"model.{FROM}" if model.get(FROM) else "checkpoint.load"
-    if not model.get(FROM) and not load:
-        return resolved, []
     if dry_run and transport.is_remote:
         if model.keys() >= _NEEDED and FROM not in model:
             return resolved, []
@@ -77,14 +73,9 @@ def with_start_model(
     below = {**resolved.below_flags}
     for taken in started.taken:
         section, _, name = taken.partition(".")
-        below[section] = {name: started.values[section][name], **_section(below, section)}
-    below["model"] = {name: value for name, value in _section(below, "model").items() if name != FROM}
+        below[section] = {name: started.values[section][name], **section_of(below, section)}
+    below["model"] = {name: value for name, value in section_of(below, "model").items() if name != FROM}
     origins = {taken: Origin(where) for taken, where in started.taken.items()}
     notes = [f"the model is that of {where}" for where in dict.fromkeys(started.taken.values())]
     found = replace(resolved, values=started.values, origins={**origins, **resolved.origins}, below_flags=below)
     return found, notes
-
-
-def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = values.get(name)
-    return dict(section) if isinstance(section, Mapping) else {}

@@ -39,8 +39,9 @@ def names_start(values: Mapping[str, Any]) -> bool:
 
 
 def _config_error(error: ValidationError) -> ConfigError:
-    # Unknown keys first: a misspelt required key is also reported as missing, and the misspelling is the cause.
-    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
+    # Missing keys last: one may be misspelt, or its section is taken from a checkpoint that has a wrong value.
+    order = {"extra_forbidden": 0, "missing": 2}
+    problems = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])
     cause = first.get("ctx", {}).get("error")

@@ -116,7 +116,7 @@ def lay_over_start(values: Mapping[str, Any], files: Files) -> Started:
     """
     if not isinstance(values.get("model", {}), Mapping | None):
         return Started(values, {}, [])  # the config's own check says so
-    model, checkpoint, data = (_section(values, name) for name in ("model", "checkpoint", "data"))
+    model, checkpoint, data = (section_of(values, name) for name in ("model", "checkpoint", "data"))
     named = {"model.from": model.pop(FROM, None), "checkpoint.load": checkpoint.get("load")}
     _check_paths(named)
     shape, load = named.values()
@@ -172,7 +172,8 @@ def completed(values: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
     return started.values
 
 
-def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+def section_of(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A copy of a section; empty for one that is missing or not a mapping, which the config's own check tells."""
     section = values.get(name)
     return dict(section) if isinstance(section, Mapping) else {}
 
@@ -254,7 +255,7 @@ def _of_checkpoint(path: str, names: Collection[str], where: str, text: bytes, f
         raise FamilyError(f"{where}: has a model section that cannot be read; it is of another release") from None
     values = model.model_dump(exclude_defaults=True)
     values["vocab_size"] = vocab_size
-    values.setdefault("max_position_embeddings", _section(config, "training").get("seq_length"))
+    values.setdefault("max_position_embeddings", section_of(config, "training").get("seq_length"))
     side = f"{path}/{_SIDE_FOLDER}"
     has_tokenizer = _SIDE_FOLDER in names and _has_tokenizer(files.names(side))
     return StartModel(where, values, side if has_tokenizer else None)

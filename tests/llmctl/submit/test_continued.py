@@ -15,6 +15,7 @@ from trainer.families.llama import LLAMA
 
 __all__ = ["place"]
 
+LINE = ["--hf", "my model", "--data", "text.txt", "--set"]
 PARAGRAPHS = [f"Paragraph {number} counts to {number + 1} and then says nothing more." for number in range(400)]
 
 
@@ -42,7 +43,8 @@ def test_one_line_trains_and_leaves_a_published_folder(work, place, capsys) -> N
     assert ending(place, "r")["code"] == 0, (place / "runs/r/job.log").read_text()
     config = config_of(place, "r")
     assert config["data"]["data_path"] == [f"{work}/text.txt", f"{work}/more.jsonl"]
-    assert (config["model"]["attention_dropout"], config["job"]["name"]) == (0.0, "my-model")
+    assert config["model"]["attention_dropout"] == 0.0
+    assert RunRecord.load(place / "runs/r", TRANSPORT).name == "my-model"
     written = json.loads((place / "runs/r/checkpoints/iter_0000002_hugging_face/config.json").read_text())
     assert (written["model_type"], written["max_position_embeddings"]) == ("llama", 256)
 
@@ -69,6 +71,18 @@ def test_one_pass_over_the_text_is_the_default_and_flags_win(work, place, capsys
             ["--hf", "my model", "--data", "text.txt", "--set", "model.hidden_size=8"],
             "--set model.hidden_size: is 8, but",
         ),
+        (
+            ["c.yaml", "--hf", "my model", "--data", "text.txt"],
+            "--data: c.yaml is not text; --hf takes the place of CONFIG",
+        ),
+        (["--hf", "my model", "--data", ""], "--data: is empty"),
+        (["--hf", "", "--data", "text.txt"], "--data: also give --hf FOLDER"),
+        ([*LINE, "training=5"], "--set training: 5 is not valid"),
+        ([*LINE, "data=5"], "--set data: 5 is not valid"),
+        ([*LINE, "model=5"], "--set model: 5 is not valid"),
+        ([*LINE, "checkpoint=5"], "--set checkpoint: 5 is not valid"),
+        ([*LINE, "training.global_batch_size=0"], "--set training.global_batch_size: 0 is not valid"),
+        ([*LINE, "training.seq_length=0"], "--set training.seq_length: 0 is not valid"),
         (["c.yaml", "d.yaml"], "d.yaml: is one word too many"),
     ],
 )

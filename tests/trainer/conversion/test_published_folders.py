@@ -99,7 +99,7 @@ class Harm:
         self.path = path
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[Any, ...]]:
-        """What unpickling would call."""
+        """The function that unpickling would call, with its arguments."""
         return (Path.touch, (self.path,))
 
 
