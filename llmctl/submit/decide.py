@@ -46,10 +46,9 @@ def decide_job(
     visible = _visible_gpus(context) if backend.capabilities.starts_in_place else None
     image = image_of(spec, profile)
     in_container = image is not None and profile.container.runtime is not None
-    here = Path(cwd) if cwd is not None else context.cwd
-    inside = profile.container.workdir if in_container else None
-    outside = run_dir if is_remote else here
-    working_dir = run_dir / "code" / "user" if spec.code else Path(inside or outside)
+    outside = run_dir if is_remote else Path(cwd or context.cwd)
+    place = Path((in_container and profile.container.workdir) or outside)
+    working_dir = run_dir / "code" / "user" if spec.code else place
     mounts, written, container = (
         ((), (), None) if image is None else _container(spec, profile, config, run_dir, working_dir, str(context.cwd))
     )
