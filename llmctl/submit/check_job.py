@@ -156,11 +156,16 @@ def _content_problems(job: Job, config: "TrainConfig", transport: Transport) -> 
 
 def _warnings(job: Job) -> list[str]:
     """Warnings about a job without problems."""
-    if not has_known_gpu(job):
-        return []
-    from llmctl.submit.checks.memory import memory_warnings
+    warnings: list[str] = []
+    if job.config is not None:
+        from llmctl.submit.checks.config import generated_data_warnings
 
-    return memory_warnings(job)
+        warnings += generated_data_warnings(job.config)
+    if has_known_gpu(job):
+        from llmctl.submit.checks.memory import memory_warnings
+
+        warnings += memory_warnings(job)
+    return warnings
 
 
 def _path_problems(checks: Sequence[PathCheck], transport: Transport) -> list[Problem]:

@@ -49,6 +49,18 @@ def config_problems(job: Job) -> Iterator[Problem]:
             yield Problem(key, f"{path} is relative, {text}")
 
 
+def generated_data_warnings(config: TrainConfig) -> list[str]:
+    """One line for a decoder on generated data without a tokenizer: such a run cannot continue a text."""
+    data = config.data
+    has_tokenizer = data.tokenizer_model or data.vocab_file or data.tokenizer_type == "NullTokenizer"
+    if not data.mock_data or has_tokenizer or config.model.architecture != "decoder":
+        return []
+    return [
+        "data.mock_data: the data is generated and has no tokenizer, so `llmctl generate` will refuse this run; "
+        "for a model that writes text, train on text, which `llmctl data prepare` reads"
+    ]
+
+
 def named_paths(job: Job) -> Iterator[PathCheck]:
     """Checks of all paths that the user names.
 

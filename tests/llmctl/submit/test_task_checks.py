@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmctl.submit.checks.config import split_warnings, task_file_problems
+from llmctl.submit.checks.config import generated_data_warnings, split_warnings, task_file_problems
 from llmctl.transport.file_reads import read_parts
 from trainer.config.task_files import is_task_file
 from trainer.planning.build_config import build_config
@@ -77,3 +77,10 @@ def test_a_dataset_whose_valid_split_is_empty_is_named(tmp_path: Path) -> None:
     assert warning.startswith(f"no evaluation during training: the valid split of {tmp_path}/few has no document")
     assert split_warnings(job_of(data={"data_path": paths, "split": "50,50,0"}), TRANSPORT) == []
     assert split_warnings(job_of(data={"mock_data": True}), TRANSPORT) == []
+
+
+def test_a_run_on_generated_data_is_told_that_generate_will_refuse_it():
+    [line] = generated_data_warnings(job_of(data={"mock_data": True}).config)
+    assert line.startswith("data.mock_data: the data is generated and has no tokenizer, so `llmctl generate` will")
+    assert generated_data_warnings(job_of(data={"mock_data": True, "tokenizer_model": "/t.json"}).config) == []
+    assert generated_data_warnings(job_of(data={"data_path": ["/d"]}).config) == []
