@@ -17,6 +17,7 @@ from llmctl.submit.origins import Origin, Resolved
 from llmctl.submit.render import render
 from llmctl.submit.resolve import job_section, job_spec, parse_settings, recorded_job_spec, resolve
 from llmctl.transport.file_writes import PathFacts
+from trainer.config.sections.training import replace_removed_backends
 
 
 def plan_resume(
@@ -47,7 +48,7 @@ def plan_resume(
     before = recorded_job_spec(record)
     session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
     flags = _resume_flags(settings, nodes, exclude)
-    resolved = _resolve_again(context, session, record, flags)
+    resolved, warnings = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, record.name, after=None, command=before.command)
@@ -57,7 +58,7 @@ def plan_resume(
     job = decide_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
     if problems := list(resume_problems(record, job)):
         raise resolved.error(problems)
-    warnings = check_job(session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
+    warnings += check_job(session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
     # The nodes were left out for a fault that may be mended by now.
     if spec.exclude and "job.exclude" not in {flag.key for flag in flags}:
         warnings.append(f"leaves out {', '.join(spec.exclude)}, as before; --exclude '' leaves out none")
@@ -102,13 +103,17 @@ def _trainer_snapshot(record: RunRecord) -> PathCheck:
     return PathCheck((code,), judge)
 
 
-def _resolve_again(context: Context, session: ClusterSession, record: RunRecord, flags: Sequence[Flag]) -> Resolved:
-    """The record's values as a config file, overridden by the flags of this resume."""
-    values = dict(record.config) if record.config is not None else {"job": _job_section(record.job)}
+def _resolve_again(
+    context: Context, session: ClusterSession, record: RunRecord, flags: Sequence[Flag]
+) -> tuple[Resolved, list[str]]:
+    """The record's values as a config file, overridden by the flags of this resume; and notes on old values."""
+    values, notes = {"job": _job_section(record.job)}, list[str]()
+    if record.config is not None:
+        values, notes = replace_removed_backends(record.config)
     over = resolve(context, session, None, flags, job_only=record.config is None)
     file = str(record.run_dir / "config.yaml")
     origins = {key: Origin(file) for key in record.origins} | dict(over.origins)
-    return Resolved(overlay(values, over.values), origins, file, over.cluster, values)
+    return Resolved(overlay(values, over.values), origins, file, over.cluster, values), notes
 
 
 def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:

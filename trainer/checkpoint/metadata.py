@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from trainer.checkpoint.checksums import BLOCK_BYTES, METADATA_CHECKSUM, checksum_of_metadata, is_metadata_sound
 from trainer.checkpoint.directory import METADATA, CheckpointError, DamagedCheckpointError
 from trainer.checkpoint.regions import Box, is_partition, regions_of_flat_range
+from trainer.config.sections.training import replace_removed_backends
 
 FORMAT = "llmctl-checkpoint"
 VERSION = 2
@@ -101,6 +102,7 @@ class CheckpointMetadata:
         kernels: operation -> label of its backend in the run that wrote the checkpoint; empty if not recorded.
         checksums: name -> checksums of the file's blocks; empty for a checkpoint of a release without them.
         fencing_token: of the run's lock when the checkpoint was written; None without a lock.
+        notes: values of an earlier release in ``config`` that are taken as others, one sentence each.
     """
 
     progress: Mapping[str, Any]
@@ -114,6 +116,7 @@ class CheckpointMetadata:
     kernels: Mapping[str, str] = field(default_factory=dict)
     checksums: Mapping[str, Sequence[int]] = field(default_factory=dict)
     fencing_token: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def iteration(self) -> int:
@@ -169,6 +172,7 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
             for kind, named in values["tensors"].items()
         }
         plain = {key: values[key] for key in _PLAIN}
+        plain["config"], notes = replace_removed_backends(plain["config"])
         kernels, token = dict(values.get("kernels", {})), values.get("fencing_token")
         checksums = _known_checksums(values)
         # Compared here, told below: a flipped bit can also make the JSON unreadable.
@@ -178,7 +182,9 @@ def load_metadata(checkpoint: Path) -> CheckpointMetadata:
         raise DamagedCheckpointError(problem) from None
     if not is_sound:
         raise DamagedCheckpointError(f"{checkpoint / METADATA} is damaged: it has altered bytes")
-    return CheckpointMetadata(tensors=tensors, kernels=kernels, checksums=checksums, fencing_token=token, **plain)
+    return CheckpointMetadata(
+        tensors=tensors, kernels=kernels, checksums=checksums, fencing_token=token, notes=tuple(notes), **plain
+    )
 
 
 def _known_checksums(values: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:

@@ -123,6 +123,8 @@ def _export(options: argparse.Namespace) -> int:
     print(
         f"{checkpoint}: {export.family.name}, iteration {export.metadata.iteration}, {export.total_bytes / 1e9:.2f} GB"
     )
+    for note in export.metadata.notes:
+        print(f"note: {checkpoint}: {note}", file=sys.stderr)
     with _progress("export", export.total_bytes) as advance:
         count = export_hub(export, options.output, advance, options.max_shard_bytes)
     print(f"wrote {count} tensors to {options.output}")

@@ -69,5 +69,5 @@ def load_generation_model(
         source.path,
         source.iteration,
         device,
-        tuple(notes),
+        (*source.notes, *notes),
     )

@@ -70,7 +70,7 @@ class GenerationModel:
         checkpoint: folder of the checkpoint, or a Hugging Face folder.
         iteration: training iterations that the model has seen.
         device: device of the parameters.
-        notes: reasons for ops that run without the best kernels, one line each.
+        notes: values of the config that are taken as others, and ops without the best kernels, one line each.
     """
 
     model: ParallelModel

@@ -37,6 +37,7 @@ class ModelSource:
         hub_folder: the Hugging Face folder, or the files of one beside an imported checkpoint; None without.
         end_of_documents: token that ended documents in training; None: unknown.
         fill: reads the weights of a rank's part of the model.
+        notes: values of its config that are taken as others, one sentence each.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class ModelSource:
     hub_folder: Path | None
     end_of_documents: int | None
     fill: Callable[[ParallelModel], object]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: Path) -> ModelSource:
@@ -84,6 +86,7 @@ class ModelSource:
             side if side.is_dir() else None,
             end_of_documents(metadata.progress.get("data_state")),
             partial(load_weights, checkpoint),
+            metadata.notes,
         )
 
     def reaching(self, positions: int) -> ModelSource:

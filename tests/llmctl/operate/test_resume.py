@@ -265,6 +265,25 @@ def test_a_run_of_an_older_llmctl_gets_no_keys_that_its_code_does_not_know(home)
     assert same == record.config
 
 
+def test_removed_kernel_backends_of_an_older_llmctl_become_auto(home):
+    config = {"model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}, "data": {"mock_data": True}}
+    config |= {"training": {"train_iters": 3, "seq_length": 8}, "optimizer": {"lr": 1e-3}}
+    (home / "c.yaml").write_text(json.dumps(config))
+    context = Context.of((), (), dict(os.environ), home)
+    record = plan_submission(context, SubmitArguments(config="c.yaml", cluster="local", run_id="old")).record
+    backends = {"kernel_backend": "nvrtc", "kernel_backends": {"rope": "compile", "rms_norm": "native"}}
+    old = replace(record, config={**record.config, "training": {**record.config["training"], **backends}})
+    plan = plan_resume(context, old, dry_run=True)
+    auto = {"kernel_backend": "auto", "kernel_backends": {"rope": "auto", "rms_norm": "native"}}
+    assert plan.record.config == {**record.config, "training": {**record.config["training"], **auto}}
+    assert [warning for warning in plan.warnings if "auto" in warning] == [
+        "training.kernel_backend: nvrtc, of an earlier release, is taken as auto",
+        "training.kernel_backends.rope: compile, of an earlier release, is taken as auto",
+    ]
+    with pytest.raises(UsageError, match=r"--set training.kernel_backend: 'compile' is not valid: this backend was"):
+        plan_resume(context, old, settings=["training.kernel_backend=compile"], dry_run=True)
+
+
 def test_a_job_of_a_newer_llmctl_is_refused(home):
     made = make_run(home / "runs", "a-1").submit(None)
     record = replace(made.record, job={**made.record.job, "budget": 3}, llmctl_version="9.1")

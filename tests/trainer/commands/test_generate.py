@@ -167,6 +167,22 @@ def test_a_rank_that_fails_is_told_and_leaves_no_process(
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize("backend", ["compile", "nvrtc"])
+def test_a_checkpoint_with_a_removed_kernel_backend_is_read(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    folder = shutil.copytree(trained / "checkpoints" / "iter_0000060", tmp_path / "iter_0000060")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    metadata["config"]["training"]["kernel_backend"] = backend
+    (folder / "metadata.json").write_text(json.dumps(metadata | {"checksum": checksum_of_metadata(metadata)}))
+    note = f"training.kernel_backend: {backend}, of an earlier release, is taken as auto\n"
+    words = [str(folder), "--prompt", "one for", "--max-tokens", "2", "--tokenizer", str(trained / "tokenizer.json")]
+    assert generate.main(words, {}) == 0
+    assert f"llmctl generate: {note}" in capsys.readouterr().err
+    assert evaluate.main([str(folder), "--data-path", str(trained / "d"), "--max-tokens", "40"], {}) == 0
+    assert f"llmctl evaluate: {note}" in capsys.readouterr().err
+
+
 def test_the_text_ends_where_documents_did_in_training(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer.families.proofs import record
 from tests.trainer.families.published_models import published
+from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.directory import CheckpointError
 from trainer.commands import checkpoint as command
 from trainer.conversion import file_plan
@@ -234,6 +235,15 @@ def test_a_damaged_checkpoint_is_not_exported(llama, tmp_path) -> None:
     with pytest.raises(CheckpointError):
         export_hub(Export.open(checkpoint), tmp_path / "again", ignore)
     assert not (tmp_path / "again").exists()
+
+
+def test_a_checkpoint_with_a_removed_kernel_backend_is_exported(llama, tmp_path, capsys) -> None:
+    file = imported(llama, tmp_path / "native") / "metadata.json"
+    metadata = json.loads(file.read_text())
+    metadata["config"]["training"]["kernel_backend"] = "nvrtc"
+    file.write_text(json.dumps(metadata | {"checksum": checksum_of_metadata(metadata)}))
+    assert command.main(["export", str(tmp_path / "native"), "--output", str(tmp_path / "again")]) == 0
+    assert "training.kernel_backend: nvrtc, of an earlier release, is taken as auto" in capsys.readouterr().err
 
 
 def test_an_export_names_what_old_and_new_readers_want(llama, tmp_path) -> None:

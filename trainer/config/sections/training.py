@@ -1,5 +1,6 @@
 """Section ``training``: batches, length, precision, recompute, evaluation and op backends."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -23,6 +24,31 @@ def _current_name(name: Any) -> Any:
     if name in _REMOVED:
         raise ValueError(_REMOVED[name])
     return _RENAMED.get(name, name)
+
+
+def replace_removed_backends(stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A stored config with ``auto`` for removed backends, and one sentence for each.
+
+    A run that an earlier release began goes on, while a new config that names such a backend is refused.
+
+    Args:
+        stored: all sections, as a run's record or a checkpoint has them.
+    """
+    training = stored.get("training")
+    if not isinstance(training, Mapping):
+        return dict(stored), []
+    changed, named = dict(training), training.get("kernel_backends")
+    found = {"kernel_backend": training.get("kernel_backend")}
+    found |= {f"kernel_backends.{op}": name for op, name in named.items()} if isinstance(named, Mapping) else {}
+    removed = {key: name for key, name in found.items() if isinstance(name, str) and name in _REMOVED}
+    if "kernel_backend" in removed:
+        changed["kernel_backend"] = "auto"
+    if isinstance(named, Mapping):
+        changed["kernel_backends"] = {
+            op: "auto" if f"kernel_backends.{op}" in removed else name for op, name in named.items()
+        }
+    notes = [f"training.{key}: {name}, of an earlier release, is taken as auto" for key, name in removed.items()]
+    return {**stored, "training": changed}, notes
 
 
 BackendKey = Annotated[BackendChoice, BeforeValidator(_current_name)]
