@@ -41,7 +41,8 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "process": {"config"},
         "distributed": {"config", "planning"},
         "ops": {"config", "distributed", "planning"},
-        "data": {"config", "distributed"},
+        # A GGUF file holds a tokenizer beside its model.
+        "data": {"config", "distributed", "families"},
         "model": {"config", "data", "distributed", "ops", "planning"},
         "data_parallel": {"config", "distributed", "model"},
         "parallel_model": {"config", "data_parallel", "distributed", "model", "ops", "planning"},

@@ -17,7 +17,7 @@ def init(
     ctx: typer.Context,
     source: Annotated[
         str,
-        typer.Option("--from", metavar="HF_DIR|CKPT|SCRIPT", help="Model to train further, or Megatron-LM script."),
+        typer.Option("--from", metavar="HF_DIR|GGUF|CKPT|SCRIPT", help="Model to train further, or a Megatron script."),
     ],
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Config file to write. Default: llmctl.yaml.")
@@ -29,7 +29,7 @@ def init(
     target = context.cwd / expand_home(output, context.folders)
     if not path.exists():
         raise UsageError(f"--from: there is no {source}; name a folder of a model, or a training script")
-    if path.is_file():
+    if path.is_file() and not _is_gguf(path):
         text = _of_script(path, source)
     else:
         from llmctl.operate.first_config import first_config
@@ -46,6 +46,12 @@ def init(
     return 0
 
 
+def _is_gguf(path: Path) -> bool:
+    from trainer.planning.start_model import LocalFiles, is_gguf
+
+    return is_gguf(str(path), LocalFiles())
+
+
 def _of_script(path: Path, source: str) -> str:
     from datetime import datetime
 
@@ -53,5 +59,5 @@ def _of_script(path: Path, source: str) -> str:
     from llmctl.submit.config_file import is_script
 
     if not is_script(path):
-        raise UsageError(f"--from: {source} is not a shell script; name one, or the folder of a model")
+        raise UsageError(f"--from: {source} is not a shell script; name one, or the folder or GGUF file of a model")
     return import_script(path, source, {}, datetime.now()).text

@@ -51,7 +51,7 @@ _SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is
 _ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
 _SECRETS = _option("--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
 _SCRIPT_ARGUMENTS = _option("--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable.")
-_HF = _option("--hf", "FOLDER", "Continue the pretraining of this Hugging Face folder on --data.")
+_HF = _option("--hf", "FOLDER", "Continue the pretraining of this Hugging Face folder or GGUF file on --data.")
 _DATA = _option("--data", "TEXT", "With --hf: .jsonl, .parquet or text files; text is cut at blank lines.")
 _RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
 _INSTALLED = _switch("--installed", "Use the trainer installed in the environment, not a snapshot of llmctl's.")

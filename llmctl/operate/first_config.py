@@ -50,14 +50,14 @@ model:
 
 
 def first_config(source: str, name: str) -> str:
-    """Text of a config that trains the model in a folder further.
+    """Text of a config that trains a model further.
 
     Args:
-        source: a Hugging Face folder or a folder of checkpoints, absolute.
+        source: a Hugging Face folder, a GGUF file or a folder of checkpoints, absolute.
         name: of the file that it is for.
 
     Raises:
-        UsageError: the folder holds no model, or one that is not known here.
+        UsageError: the path holds no model, or one that is not known here.
     """
     try:
         start = named_model("--from", source, LocalFiles())

@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder in a model of any layout."""
+"""Weights of a Hugging Face folder or a GGUF file in a model of any layout."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from trainer.checkpoint.load import check_same_model
 from trainer.checkpoint.save import stored_shape
 from trainer.families.catalogue import first_difference
 from trainer.families.format.errors import FamilyError
+from trainer.families.gguf.header import is_gguf
 from trainer.hub.errors import HubError
-from trainer.hub.folder import HubFolder
+from trainer.hub.folder import HubFolder, is_hub_folder
+from trainer.hub.gguf_file import GgufFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -20,10 +22,16 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.regions import Region
     from trainer.config.sections.model import ModelConfig
+    from trainer.hub.published import PublishedModel
     from trainer.parallel_model import ParallelModel
 
 
-def read_hub_folder(
+def is_published(path: Path) -> bool:
+    """True for a Hugging Face folder, and for a GGUF file."""
+    return is_hub_folder(path) or is_gguf(path)
+
+
+def read_published(
     path: Path,
     expected: ModelConfig,
     model: ParallelModel,
@@ -31,24 +39,23 @@ def read_hub_folder(
     *,
     may_lack_heads: bool = False,
 ) -> None:
-    """Fill this rank's shards of the weights from the folder ``path``. Each rank reads alone.
+    """Fill this rank's shards of the weights from a published model. Each rank reads alone.
 
     Args:
-        path: a Hugging Face folder.
+        path: a Hugging Face folder, or a GGUF file, whose tensors are dequantized one at a time.
         expected: model section of the config.
         model: this rank's part, built from ``expected``.
         may_differ: keys of the model section that are not compared.
-        may_lack_heads: leave heads that the folder lacks as they were drawn.
+        may_lack_heads: leave heads that a folder lacks as they were drawn.
 
     Raises:
-        AnotherModelError: the folder holds another model, or one of an unknown family.
+        AnotherModelError: the path holds another model, or one of an unknown family.
         CheckpointError: the files cannot be read.
     """
     try:
-        with HubFolder(path, may_lack_heads=may_lack_heads) as folder:
-            check_same_family_model(path, folder.model, expected, may_differ)
-            folder.check_copies()
-            read_hub_weights(folder, model)
+        with GgufFile(path) if is_gguf(path) else HubFolder(path, may_lack_heads=may_lack_heads) as source:
+            check_same_family_model(path, source.model, expected, may_differ)
+            read_hub_weights(source, model)
     except FamilyError as error:
         raise AnotherModelError(str(error)) from None
     except HubError as error:
@@ -71,7 +78,7 @@ def check_same_family_model(
         )
 
 
-def read_hub_weights(folder: HubFolder, model: ParallelModel) -> None:
+def read_hub_weights(folder: PublishedModel, model: ParallelModel) -> None:
     """Fill this rank's shards of the weights. Each rank reads alone, one Hugging Face tensor at a time.
 
     Heads that the folder lacks keep their values.

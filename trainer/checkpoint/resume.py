@@ -20,7 +20,7 @@ from trainer.checkpoint.directory import (
     find_latest,
 )
 from trainer.checkpoint.foreign import foreign_format
-from trainer.checkpoint.hub_weights import check_same_family_model, read_hub_folder
+from trainer.checkpoint.hub_weights import check_same_family_model, is_published, read_published
 from trainer.checkpoint.load import read_training_state, read_weights, resume_optimizer
 from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.config.errors import ConfigError
@@ -28,7 +28,8 @@ from trainer.config.foreign_formats import ForeignFormat
 from trainer.config.sections.model import ModelConfig
 from trainer.distributed.collectives import any_rank, first_text, from_first_rank, max_over_ranks
 from trainer.families.catalogue import TUNABLE
-from trainer.hub.folder import is_hub_folder
+from trainer.families.gguf.header import is_gguf
+from trainer.hub.gguf_file import GgufFile
 from trainer.hub.side_files import SIDE_FOLDER, copy_side_files
 from trainer.process.failure import PeerFailedError
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 OTHER_KERNELS = "kernels have changed since the checkpoint"
 """Start of the report of rank 0."""
-_NOTHING, _OWN, _START_POINT, _HUB_FOLDER, _FAILED = range(5)
+_NOTHING, _OWN, _START_POINT, _PUBLISHED, _FAILED = range(5)
 
 # Keys of the model section that no tensor's shape reveals.
 _ARCHITECTURE_KEYS = (
@@ -101,7 +102,7 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
             "point from its own checkpoints; choose another folder to save in",
         )
     foreign = foreign_format(load)
-    if foreign is ForeignFormat.HUGGING_FACE:
+    if foreign is ForeignFormat.HUGGING_FACE or is_gguf(load):
         return
     if foreign is not None:
         raise ConfigError("checkpoint.load", f"{load} {foreign.problem}")
@@ -129,7 +130,7 @@ def restore(
     """Load the run's start checkpoint; returns its path, None without one.
 
     The run's own checkpoints under ``save`` always take precedence, and load completely; finetune and no_load_* concern
-    the start point only. A Hugging Face folder, or a checkpoint that was imported from one, gives only the weights.
+    the start point only. A Hugging Face folder, a GGUF file, or a checkpoint that was imported, gives only the weights.
     Collective: all ranks; rank 0 chooses, so that ranks cannot choose differently on a file system that shows them
     different files.
 
@@ -210,7 +211,7 @@ def _report_other_kernels(before: Mapping[str, str], now: Mapping[str, str]) -> 
 class _Read(NamedTuple):
     """The checkpoint that all ranks have read: its source, its path, its metadata, and if only its weights were read.
 
-    A Hugging Face folder has no metadata.
+    A published model has no metadata.
     """
 
     source: int
@@ -244,10 +245,10 @@ def _read_first_sound(
         weights_only = True
         problem: Exception | None = None
         try:
-            if source == _HUB_FOLDER:
+            if source == _PUBLISHED:
                 may_differ = TUNABLE if config.checkpoint.finetune else ()
                 draws = config.checkpoint.draw_missing_heads
-                read_hub_folder(path, config.model, model, may_differ, may_lack_heads=draws)
+                read_published(path, config.model, model, may_differ, may_lack_heads=draws)
             else:
                 metadata, weights_only = _read_checkpoint(path, config, model, optimizer, is_own=source == _OWN)
         except Exception as error:
@@ -293,12 +294,17 @@ def _keep_side_files(path: Path, save: Path | None, rank: int) -> None:
     """
     if save is None or rank != 0:
         return
-    source = path if is_hub_folder(path) else path.parent / SIDE_FOLDER
     target = save / SIDE_FOLDER
-    if not source.is_dir() or source.resolve() == target.resolve():
+    source = path if is_published(path) else path.parent / SIDE_FOLDER
+    is_file = is_gguf(path)
+    if not (is_file or source.is_dir()) or source.resolve() == target.resolve():
         return
     try:
-        copy_side_files(source, target)
+        if is_file:
+            with GgufFile(path) as file:
+                file.write_side_files(target)
+        else:
+            copy_side_files(source, target)
     except OSError as error:
         raise CheckpointError(
             f"{target}: the tokenizer files of {source} cannot be copied to it: {error.strerror or error}"
@@ -345,7 +351,7 @@ def _agree_on_checkpoint(
         raise problem
     if source == _FAILED:
         raise PeerFailedError("rank 0 found no readable checkpoint and reports the cause")
-    if source == _HUB_FOLDER:
+    if source == _PUBLISHED:
         return source, roots[_START_POINT]
     root = roots.get(source)
     return source, None if root is None else checkpoint_path(root, iteration)
@@ -358,6 +364,6 @@ def _choose(roots: dict[int, Path | None], rejected: Collection[Path]) -> list[i
             print(note, flush=True)
         if path is not None:
             return [source, int(path.name.removeprefix("iter_"))]
-        if source == _START_POINT and root is not None and is_hub_folder(root):
-            return [_HUB_FOLDER, 0]
+        if source == _START_POINT and root is not None and is_published(root):
+            return [_PUBLISHED, 0]
     return [_NOTHING, 0]

@@ -29,9 +29,10 @@ from trainer.conversion.import_megatron import MegatronModel, import_megatron, i
 from trainer.conversion.verify import verify_export
 from trainer.conversion.witness import has_witness
 from trainer.families.format.errors import FamilyError
+from trainer.families.gguf.header import is_gguf
 from trainer.hub.errors import HubError
 from trainer.hub.folder import CONFIG, HubFolder
-from trainer.hub.gguf.file import GgufFile, is_gguf_file
+from trainer.hub.gguf_file import GgufFile
 from trainer.hub.published import PublishedModel
 from trainer.hub.quantized import CONFIG_KEY
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    if is_gguf_file(options.source):
+    if is_gguf(options.source):
         with GgufFile(options.source) as source:
             _import_published(source, options.output)
         return _say_not_compared("transformers reads no GGUF file as it is", options)

@@ -24,9 +24,10 @@ from trainer.data.tokenizers.special_names import declared_names
 from trainer.families.catalogue import differences, nearest_family, read_model
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
+from trainer.families.gguf.header import is_gguf
 from trainer.hub.errors import HubError
 from trainer.hub.folder import CONFIG, HubFolder, is_hub_folder
-from trainer.hub.gguf.file import GgufFile, is_gguf_file
+from trainer.hub.gguf_file import GgufFile
 from trainer.hub.published import PublishedModel
 from trainer.hub.side_files import SIDE_FOLDER
 from trainer.hub.tensor_file import DTYPES
@@ -79,7 +80,7 @@ def describe_model(path: Path) -> ModelDescription:
     Raises:
         CheckpointError, ConfigError, HubError, FamilyError: there is no model, or its files are damaged.
     """
-    if is_gguf_file(path):
+    if is_gguf(path):
         with GgufFile(path) as file, tempfile.TemporaryDirectory() as folder:
             file.write_side_files(Path(folder))
             return _of_published("GGUF file", file, Path(folder))

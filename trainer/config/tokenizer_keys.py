@@ -16,8 +16,8 @@ class TokenizerKeys(BaseModel):
     tokenizer_type: TokenizerType | None = None
     """Unset: inferred from the files."""
     tokenizer_model: str | None = None
-    """A tokenizer.json, SentencePiece .model or .tiktoken file, or a folder with a tokenizer's files. Not needed if the
-    data's manifest or vocab_size gives the vocabulary size and the end-of-document token."""
+    """A tokenizer.json, SentencePiece .model, .tiktoken or GGUF file, or a folder with a tokenizer's files. Not needed
+    if the data's manifest or vocab_size gives the vocabulary size and the end-of-document token."""
     vocab_file: str | None = None
     """GPT-2's vocab.json or BERT's vocab.txt."""
     merge_file: str | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.find import find_checkpoint
-from trainer.checkpoint.hub_weights import read_hub_folder
+from trainer.checkpoint.hub_weights import read_published
 from trainer.checkpoint.load import load_weights
 from trainer.checkpoint.metadata import load_metadata
 from trainer.config.sections.parallel import ParallelConfig
@@ -71,7 +71,7 @@ class ModelSource:
         with HubFolder(path) as folder:
             config, vocab_size = config_of(folder, path), folder.vocab_size
         config = _serial(config.model_dump(mode="json"))
-        fill = partial(read_hub_folder, path, config.model)
+        fill = partial(read_published, path, config.model)
         return cls(path, config, vocab_size, 0, path, None, fill)
 
     @classmethod

@@ -17,8 +17,11 @@ from pydantic import ValidationError
 from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import HUB_CONFIG, NATIVE_METADATA, Listing, format_of
 from trainer.config.sections.model import ModelConfig
-from trainer.families.catalogue import TUNABLE, differences, published_model
+from trainer.families.catalogue import TUNABLE, differences, published_model, read_model
 from trainer.families.format.errors import FamilyError
+from trainer.families.gguf.header import MAGIC, read_header
+from trainer.families.gguf.keys import published_keys
+from trainer.families.gguf.tokenizer import tokenizer_problem
 
 FROM = "from"
 """Key of the section ``model`` that names a model to take the shape from, without its weights."""
@@ -75,12 +78,14 @@ class StartModel:
     Attributes:
         where: file that describes it, for messages.
         values: keys of the section ``model`` that differ from their defaults, with the rows of the vocabulary tables.
-        tokenizer: folder with its tokenizer's files; None without one.
+        tokenizer: folder with its tokenizer's files, or file that holds it; None without one.
+        no_tokenizer: why a file that holds a tokenizer gives none, as the start of a sentence; empty otherwise.
     """
 
     where: str
     values: Mapping[str, Any]
     tokenizer: str | None
+    no_tokenizer: str = ""
 
     def without_end_token(self) -> StartModel:
         """The model with a NullTokenizer's number of token ids, which leaves out the one that ends documents."""
@@ -94,7 +99,7 @@ class Started:
     Attributes:
         values: all sections, complete.
         taken: dotted key -> file that its value comes from, of the keys that the config does not set.
-        problems: dotted key and sentence, of the keys that make another model of the weights.
+        problems: dotted key and sentence, of the keys that make another model of the weights or name no tokenizer.
     """
 
     values: Mapping[str, Any]
@@ -139,6 +144,9 @@ def lay_over_start(values: Mapping[str, Any], files: Files) -> Started:
         ours = given if loaded is base else {**base.values, **given}
         may_differ = TUNABLE if checkpoint.get("finetune") in (True, "true", "True") else frozenset[str]()
         problems = list(_other_model(loaded, ours, may_differ))
+    if base.no_tokenizer and data.get("tokenizer_model") == base.where:
+        text = f"{base.where}: {base.no_tokenizer}; name the file of the tokenizer"
+        problems.append(ConfigError("data.tokenizer_model", text))
     taken = {f"model.{key}": base.where for key in base.values if key not in given}
     merged = {**values, "model": {**base.values, **given}}
     if base.tokenizer and _needs_tokenizer(data):
@@ -151,12 +159,9 @@ def _check_paths(named: Mapping[str, Any]) -> None:
     for key, path in named.items():
         if path is not None and not isinstance(path, str):
             raise ConfigError(key, f"{path!r} is not a path; {_NAME_ONE}")
-        if path and path.endswith(".gguf"):
-            text = f"{path} is a GGUF file; import it first: llmctl checkpoint import {path} --output CKPT"
-            raise ConfigError(key, text)
 
 
-_NAME_ONE = "name a Hugging Face folder or a folder of checkpoints"
+_NAME_ONE = "name a Hugging Face folder, a GGUF file or a folder of checkpoints"
 
 
 def completed(values: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
@@ -185,7 +190,7 @@ def _needs_tokenizer(data: Mapping[str, Any]) -> bool:
 
 
 def named_model(key: str, path: str, files: Files) -> StartModel | None:
-    """The model in the folder that ``key`` names; None if it holds none. See read_start_model.
+    """The model at the path that ``key`` names; None if there is none. See read_start_model.
 
     Raises:
         ConfigError: the file that describes the model is damaged, or its model is not known here.
@@ -197,10 +202,10 @@ def named_model(key: str, path: str, files: Files) -> StartModel | None:
 
 
 def read_start_model(path: str, files: Files) -> StartModel | None:
-    """The model of a Hugging Face folder or of a folder of checkpoints; None if it holds neither.
+    """The model of a Hugging Face folder, a GGUF file or a folder of checkpoints; None if the path holds none.
 
     Args:
-        path: the folder.
+        path: the folder or file.
         files: of its machine.
 
     Raises:
@@ -212,6 +217,8 @@ def read_start_model(path: str, files: Files) -> StartModel | None:
         text = files.read(f"{path}/{name}/{NATIVE_METADATA}")
         if text is not None:
             return _of_checkpoint(path, names, f"{path}/{name}/{NATIVE_METADATA}", text, files)
+    if not names and is_gguf(path, files):
+        return _of_gguf(path, files)
     if HUB_CONFIG not in names:
         return None
     where = f"{path}/{HUB_CONFIG}"
@@ -222,6 +229,11 @@ def read_start_model(path: str, files: Files) -> StartModel | None:
     _, _, model = published_model(keys, where, lambda: tensor_names(path, names, files))
     values = model.model_dump(exclude_defaults=True)
     return StartModel(where, values, path if _has_tokenizer(names) else None)
+
+
+def is_gguf(path: str, files: Files) -> bool:
+    """True if ``path`` is a GGUF file, by its first bytes."""
+    return files.read(path, 0, len(MAGIC)) == MAGIC
 
 
 def tensor_names(path: str, names: Collection[str], files: Files) -> Collection[str]:
@@ -241,6 +253,18 @@ def tensor_names(path: str, names: Collection[str], files: Files) -> Collection[
         return {}
     length = min(int.from_bytes(size, "little"), _LONGEST_HEADER)
     return _json(files.read(f"{path}/{_SINGLE}", 8, length) or b"", f"{path}/{_SINGLE}")
+
+
+def _of_gguf(path: str, files: Files) -> StartModel:
+    def read(offset: int, limit: int) -> bytes:
+        return files.read(path, offset, limit) or b""
+
+    header = read_header(path, read)
+    keys = published_keys(header, path, read)
+    # Checked when the weights are read: the file has other names of tensors than the family.
+    _, model = read_model(keys, path)
+    problem = tokenizer_problem(header.metadata, keys["vocab_size"]) or ""
+    return StartModel(path, model.model_dump(exclude_defaults=True), None if problem else path, problem)
 
 
 def _of_checkpoint(path: str, names: Collection[str], where: str, text: bytes, files: Files) -> StartModel:

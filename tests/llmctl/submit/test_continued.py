@@ -49,6 +49,27 @@ def test_one_line_trains_and_leaves_a_published_folder(work, place, capsys) -> N
     assert (written["model_type"], written["max_position_embeddings"]) == ("llama", 256)
 
 
+def test_a_gguf_file_trains_as_it_is(work, place, capsys) -> None:
+    pytest.importorskip("gguf")
+    from tests.trainer.conversion.gguf_files import byte_level_keys, tiny_model, write_gguf
+
+    keys = {**byte_level_keys(work / "my model" / "tokenizer.json"), "tokenizer.ggml.pre": "gpt-2"}
+    model = tiny_model("llama", vocab_size=len(keys["tokenizer.ggml.tokens"]), max_position_embeddings=256)
+    write_gguf(work / "m.gguf", model, "Q8_0", metadata=keys)
+    few = ["--set", "training.train_iters=2", "--set", "training.device=cpu", "--nodes", "2"]
+    few += ["--set", "parallel.tensor_model_parallel_size=2"]
+    assert main(["submit", "--run-id", "r", "--hf", "m.gguf", "--data", "text.txt", *few]) == 0
+    assert f"the model is that of {work}/m.gguf" in capsys.readouterr().err
+    assert ending(place, "r")["code"] == 0, (place / "runs/r/job.log").read_text()
+    assert config_of(place, "r")["data"]["tokenizer_model"] == f"{work}/m.gguf"
+    written = place / "runs/r/checkpoints/iter_0000002_hugging_face"
+    assert json.loads((written / "config.json").read_text())["vocab_size"] == len(keys["tokenizer.ggml.tokens"])
+    assert (written / "tokenizer.json").is_file()
+    assert main(["init", "--from", "m.gguf", "-o", "new.yaml"]) == 0
+    short = ["--set", "training.seq_length=64", "--set", "data.streaming=true", "--set", "data.data_path=text.txt"]
+    assert main(["submit", "--dry-run", "new.yaml", *short]) == 0
+
+
 def test_one_pass_over_the_text_is_the_default_and_flags_win(work, place, capsys) -> None:
     (work / "long.txt").write_text("word " * 400_000)
     line = ["submit", "--dry-run", "--hf", "my model", "--data", "long.txt"]

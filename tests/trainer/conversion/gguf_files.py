@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 """Every matrix has rows of a multiple of 32 elements, the block of most types."""
+_NORMAL, _CONTROL = 1, 3
 FULL_ATTENTION = {"use_sliding_window": False, "layer_types": ["full_attention"] * 2}
 
 
@@ -55,6 +57,20 @@ def keys_of(model: Any) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": config.rope_parameters["rope_theta"],
         "vocab_size": config.vocab_size,
+    }
+
+
+def byte_level_keys(tokenizer_json: Path) -> dict[str, Any]:
+    """Keys of a byte-level vocabulary, with two further tokens, which begin and end a text."""
+    model = json.loads(tokenizer_json.read_text())["model"]
+    words = [*sorted(model["vocab"], key=model["vocab"].__getitem__), "<bos>", "<eos>"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [_CONTROL if word.startswith("<") else _NORMAL for word in words],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.bos_token_id": len(words) - 2,
+        "tokenizer.ggml.eos_token_id": len(words) - 1,
     }
 
 
@@ -109,7 +125,9 @@ def _tensors_of(model: Any, changes: Mapping[str, np.ndarray | None]) -> dict[st
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    if isinstance(value, bool):
+    if key == "general.alignment":
+        writer.add_custom_alignment(value)
+    elif isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)

@@ -5,29 +5,31 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.trainer.conversion.gguf_files import SIZES, tiny_model, write_gguf
+from tests.trainer.conversion.gguf_files import SIZES, byte_level_keys, tiny_model, write_gguf
 from tests.trainer.data.vocabularies import TEXTS, make_vocabularies
 from trainer.commands import checkpoint as command
 from trainer.conversion.import_hub import import_hub
 from trainer.conversion.verify import verify_export
+from trainer.data.errors import DataError
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.model_proto import read_model_proto
 from trainer.data.tokenizers.settings import TokenizerSettings
-from trainer.hub.gguf import file as gguf_file
-from trainer.hub.gguf.file import GgufFile
-from trainer.hub.gguf.keys import config_keys
-from trainer.hub.gguf.tokenizer import tokenizer_files
+from trainer.families.format.errors import FamilyError
+from trainer.families.gguf.header import GgufTensor, read_header
+from trainer.families.gguf.keys import config_keys
+from trainer.families.gguf.tokenizer import tokenizer_files
+from trainer.hub import gguf_file
+from trainer.hub.gguf_file import GgufFile
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
-
-NORMAL, CONTROL = 1, 3
 
 
 def imported(path: Path, output: Path) -> Path:
@@ -72,7 +74,7 @@ def test_the_divisors_of_llama_3_are_read_as_its_scaling(tmp_path) -> None:
     with GgufFile(path) as source:
         assert source.model.rope_scaling == {key: value for key, value in scaling.items() if key != "rope_theta"}
     path = write_gguf(tmp_path / "other.gguf", model, tensors={"rope_freqs.weight": np.linspace(1, 8, 8, dtype="f")})
-    with pytest.raises(gguf_file.HubError, match=r"rope_freqs\.weight is not the scaling of Llama 3\.1"):
+    with pytest.raises(FamilyError, match=r"rope_freqs\.weight is not the scaling of Llama 3\.1"):
         GgufFile(path)
 
 
@@ -98,17 +100,7 @@ def vocabularies(tmp_path_factory):
 
 def byte_level(vocabularies) -> dict[str, object]:
     """Keys of the byte-level vocabulary, with a token that begins and one that ends a text."""
-    model = json.loads((vocabularies.folder / "tokenizer.json").read_text())["model"]
-    words = [*sorted(model["vocab"], key=model["vocab"].__getitem__), "<bos>", "<eos>"]
-    merges = [" ".join(pair) for pair in model["merges"]]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [CONTROL if word.startswith("<") else NORMAL for word in words],
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": len(words) - 2,
-        "tokenizer.ggml.eos_token_id": len(words) - 1,
-    }
+    return byte_level_keys(vocabularies.folder / "tokenizer.json")
 
 
 def test_a_byte_level_tokenizer_is_written(vocabularies, tmp_path) -> None:
@@ -121,6 +113,11 @@ def test_a_byte_level_tokenizer_is_written(vocabularies, tmp_path) -> None:
     assert [found.encode(text) for text in TEXTS] == [expected.encode(text) for text in TEXTS]
     assert found.decode([size - 2, *found.encode("It's 42.")]) == "It's 42."
     assert found.eod == size - 1
+    direct = open_tokenizer(TokenizerSettings(tokenizer_model=str(path)))
+    assert (direct.sha256, direct.eod, direct.specials) == (found.sha256, found.eod, found.specials)
+    assert pickle.loads(pickle.dumps(direct)).encode(TEXTS[0]) == found.encode(TEXTS[0])
+    with pytest.raises(DataError, match=r"tokenizer_type: is TikTokenizer, but .* holds another tokenizer"):
+        open_tokenizer(TokenizerSettings("TikTokenizer", str(path)))
     settings = json.loads((tmp_path / "native/hugging_face/tokenizer_config.json").read_text())
     assert (settings["bos_token"], settings["chat_template"]) == ("<bos>", "{{ messages }}")
 
@@ -164,6 +161,8 @@ def test_a_sentencepiece_model_is_written(vocabularies, tmp_path) -> None:
     read = read_model_proto(written.read_bytes(), "tokenizer.model")
     assert read.special_ids == model.special_ids == {"unk": 0, "bos": 1, "eod": 2, "pad": 3}
     found = open_tokenizer(TokenizerSettings(tokenizer_model=str(written)))
+    direct = open_tokenizer(TokenizerSettings(tokenizer_model=str(path)))
+    assert (direct.sha256, direct.eod, direct.specials) == (found.sha256, found.eod, found.specials)
     texts = [text for text in TEXTS if text.isascii()]
     expected = vocabularies.open("bpe")
     assert len(texts) > 20 and [found.encode(text) for text in texts] == [expected.encode(text) for text in texts]
@@ -176,6 +175,45 @@ def test_a_splitting_that_is_unknown_is_said(vocabularies, tmp_path, capsys) -> 
     assert command.main(["import", str(path), "--output", str(tmp_path / "native")]) == 0
     assert "tokenizer.ggml.pre 'tekken' names a splitting of words that is unknown" in capsys.readouterr().err
     assert [entry.name for entry in (tmp_path / "native/hugging_face").iterdir()] == ["config.json"]
+    with pytest.raises(DataError, match=r"model\.gguf: tokenizer\.ggml\.pre 'tekken' names a splitting"):
+        open_tokenizer(TokenizerSettings(tokenizer_model=str(path)))
+
+
+def test_the_header_is_that_which_the_package_reads(vocabularies, tmp_path) -> None:
+    metadata = {**byte_level(vocabularies), "general.alignment": 64, "general.file_type": True}
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("qwen2"), "Q8_0", metadata=metadata)
+    expected, asked = gguf.GGUFReader(path), list[tuple[int, int]]()
+
+    def read(offset: int, limit: int) -> bytes:
+        asked.append((offset, limit))
+        return path.read_bytes()[offset : offset + min(limit, 4096)]
+
+    found = read_header(str(path), read)
+    fields = {name: field.contents() for name, field in expected.fields.items() if not name.startswith("GGUF.")}
+    assert found.metadata == {**fields, "qwen2.attention.layer_norm_rms_epsilon": 1e-6}
+    assert found.tensors == {
+        tensor.name: GgufTensor(tuple(reversed(tensor.shape.tolist())), tensor.tensor_type, tensor.data_offset)
+        for tensor in expected.tensors
+    }
+    # In parts, and none of the weights.
+    assert len(asked) > 2 and max(offset for offset, _ in asked) < expected.data_offset
+
+
+@pytest.mark.parametrize(
+    ("at", "content", "message"),
+    [
+        (4, (1).to_bytes(4, "little"), "has version 1 of GGUF; only 2 and 3"),
+        (4, (3).to_bytes(4, "big"), "has version 50331648 of GGUF"),
+        (16, (1 << 60).to_bytes(8, "little"), "is cut or damaged"),
+        (24, (1 << 60).to_bytes(8, "little"), "is cut or damaged: it ends within a value at byte 32"),
+    ],
+)
+def test_a_damaged_header_is_named(tmp_path, capsys, at: int, content: bytes, message: str) -> None:
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    whole = bytearray(path.read_bytes())
+    whole[at : at + len(content)] = content
+    path.write_bytes(whole)
+    _refused(path, message, tmp_path, capsys)
 
 
 def test_show_reads_a_file(tmp_path, capsys) -> None:

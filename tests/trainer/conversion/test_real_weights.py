@@ -29,7 +29,7 @@ from trainer.generation.load import load_generation_model
 from trainer.generation.model import GenerationModel
 from trainer.generation.settings import GenerationSettings
 from trainer.generation.source import ModelSource
-from trainer.hub.gguf.file import GgufFile
+from trainer.hub.gguf_file import GgufFile
 
 pytestmark = pytest.mark.proof
 pytest.importorskip("gguf")

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.trainer.families.proofs import record
 from tests.trainer.families.published_models import LENGTH, built, losses_and_gradients, published, save
 from trainer.checkpoint.directory import CheckpointError
-from trainer.checkpoint.hub_weights import read_hub_folder
+from trainer.checkpoint.hub_weights import read_published
 from trainer.conversion.import_hub import import_hub
 from trainer.data.samples.micro_batch import MicroBatch
 from trainer.families.bert import BERT, MEGATRON_BERT
@@ -142,9 +142,9 @@ def test_bare_encoder_is_refused_without_permission(tmp_path: Path) -> None:
         model = built(folder)
         assert torch.equal(model.parameters["head.pooler.weight"], witness.bert.pooler.dense.weight)
         assert model.parameters["head.binary.weight"].std() > 0
-        read_hub_folder(path, folder.model, model, may_lack_heads=True)
+        read_published(path, folder.model, model, may_lack_heads=True)
         with pytest.raises(CheckpointError, match="checkpoint.draw_missing_heads"):
-            read_hub_folder(path, folder.model, model)
+            read_published(path, folder.model, model)
 
 
 def test_commands_of_decoders_refuse_a_bert(tmp_path: Path) -> None:

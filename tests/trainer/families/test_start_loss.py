@@ -64,15 +64,33 @@ def first_loss(rank: int, world_size: int, config: TrainConfig) -> float:
     return float(forward_only(model, [batch])) / (2 * TOKENS)
 
 
-def config_of(folder: Path, parallel: dict[str, int]) -> TrainConfig:
+def config_of(source: Path, parallel: dict[str, int]) -> TrainConfig:
     values = {
         "parallel": parallel,
         "training": {"train_iters": 1, "seq_length": TOKENS, "micro_batch_size": 2, "global_batch_size": 2},
         "optimizer": {"lr": 1.0},
-        "checkpoint": {"load": str(folder)},
+        "checkpoint": {"load": str(source)},
         "data": {"mock_data": True},
     }
     return build_config(completed(values, LocalFiles()))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_the_first_loss_of_a_gguf_file_is_that_of_transformers(ranks: Ranks, tmp_path: Path, model_type: str) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import AutoModelForCausalLM
+
+    from tests.trainer.conversion.gguf_files import tiny_model, write_gguf
+
+    path = write_gguf(tmp_path / "model.gguf", tiny_model(model_type), "Q8_0")
+    witness = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    text = text_of(witness.config.vocab_size)
+    with torch.no_grad():
+        logits = witness(text[:, :-1]).logits
+    expected = float(F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()))
+    for world_size, parallel in [*LAYOUTS.values(), (2, {"tensor_model_parallel_size": 2})]:
+        found = [loss for loss in ranks.run(first_loss, config_of(path, parallel), world_size=world_size) if loss]
+        assert found and all(abs(loss - expected) <= BOUND for loss in found)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.train_tokenizer import train_byte_level_bpe
 from trainer.config.errors import ConfigError
 from trainer.config.sections.model import ModelConfig
 from trainer.families.catalogue import FAMILIES, read_model
@@ -105,6 +106,31 @@ def test_a_tokenizer_of_the_folder_is_used_where_none_is_named(tmp_path) -> None
     assert started(checkpoint=load, data=named).values["data"] == named
 
 
+def test_a_gguf_file_has_shape_and_tokenizer(tmp_path) -> None:
+    pytest.importorskip("gguf")
+    from tests.trainer.conversion.gguf_files import byte_level_keys, tiny_model, write_gguf
+
+    path, data = tmp_path / "any name", {"data_path": ["corpus_text_document"]}
+    model = write_gguf(path, tiny_model("llama"), "Q8_0")
+    found = started(model={"from": str(model), "num_layers": 5}, data=data)
+    shape = ModelConfig(**found.values["model"])
+    assert (shape.num_layers, shape.hidden_size, shape.ffn_hidden_size, shape.num_query_groups) == (5, 64, 96, 2)
+    assert (shape.vocab_size, shape.rotary_base, shape.swiglu) == (96, 500.0, True)
+    assert (found.taken["model.hidden_size"], found.values["data"]) == (str(path), data)
+    train_byte_level_bpe(["a text and a test of a text"] * 3, 264, tmp_path / "tokenizer.json")
+    keys = byte_level_keys(tmp_path / "tokenizer.json")
+    size = len(keys["tokenizer.ggml.tokens"])
+    write_gguf(path, tiny_model("llama", vocab_size=size), metadata={**keys, "tokenizer.ggml.pre": "gpt-2"})
+    found = started(checkpoint={"load": str(path)}, data=data, model={"hidden_size": 32})
+    assert (found.values["data"]["tokenizer_model"], found.values["model"]["vocab_size"]) == (str(path), size)
+    assert [problem.key for problem in found.problems] == ["model.hidden_size"]
+    write_gguf(path, tiny_model("llama", vocab_size=size), metadata={**keys, "tokenizer.ggml.pre": "tekken"})
+    assert started(checkpoint={"load": str(path)}, data=data).problems == []
+    [problem] = started(checkpoint={"load": str(path)}, data={**data, "tokenizer_model": str(path)}).problems
+    assert problem.key == "data.tokenizer_model"
+    assert problem.problem.startswith(f"{path}: tokenizer.ggml.pre 'tekken' names a splitting of words that is unknown")
+
+
 def test_prediction_layers_count_if_the_files_have_them(tmp_path) -> None:
     family = next(family for family in FAMILIES if family.name == "DeepSeek-V3")
     folder = published(tmp_path / "model", family, num_nextn_predict_layers=1)
@@ -125,7 +151,8 @@ def test_prediction_layers_count_if_the_files_have_them(tmp_path) -> None:
         ({}, {"checkpoint": {"load": "@"}}, "checkpoint.load", "there is no model in @ to take the section model from"),
         ({}, {"model": {"from": "@"}}, "model.from", "there is no model in @"),
         ({}, {"model": {"from": 5}}, "model.from", "5 is not a path"),
-        ({}, {"checkpoint": {"load": "@/m.gguf"}}, "checkpoint.load", "@/m.gguf is a GGUF file; import it first"),
+        ({}, {"checkpoint": {"load": "@/m.gguf"}}, "checkpoint.load", "there is no model in @/m.gguf to take"),
+        ({"m.gguf": "GGUF"}, {"checkpoint": {"load": "@/m.gguf"}}, "checkpoint.load", "@/m.gguf: is cut or damaged"),
         ({"config.json": "{"}, {"model": {"from": "@"}}, "model.from", "there is no model in @"),
         (
             {"config.json": '{"model_type": "fancy"}'},

@@ -13,9 +13,9 @@ class CheckpointConfig(Section):
     save: str | None = None
     """Folder for checkpoints. Unset: ``checkpoints`` in the run directory; without a run directory nothing is saved."""
     load: str | None = None
-    """Folder of the checkpoint to start from: the latest one in it. A Hugging Face folder, or one that ``llmctl
-    checkpoint import`` has made, gives only the weights: training starts at iteration 0. Ignored if ``save`` already
-    holds a checkpoint of this run."""
+    """Folder of the checkpoint to start from: the latest one in it. A Hugging Face folder, a GGUF file, or a folder
+    that ``llmctl checkpoint import`` has made, gives only the weights: training starts at iteration 0. Ignored if
+    ``save`` already holds a checkpoint of this run."""
     save_interval: PositiveInt | None = None
     """Iterations between checkpoints. Unset: save only at the end."""
     keep_last: PositiveInt | None = None

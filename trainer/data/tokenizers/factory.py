@@ -6,6 +6,7 @@ Never uses the network.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,20 @@ from trainer.data.tokenizers.huggingface import HuggingFaceVocabulary
 from trainer.data.tokenizers.null import NullTokenizer
 from trainer.data.tokenizers.sentencepiece_model import SentencePieceVocabulary
 from trainer.data.tokenizers.settings import TokenizerSettings, settings_of
-from trainer.data.tokenizers.special_names import declared_names, read_json_beside
+from trainer.data.tokenizers.special_names import declared_names, names_in, read_json_beside
 from trainer.data.tokenizers.tiktoken_ranks import RanksVocabulary
 from trainer.data.tokenizers.tokenizer import Tokenizer
 from trainer.data.tokenizers.vocabulary import Vocabulary, VocabularyTokenizer
 from trainer.data.tokenizers.wordpiece import read_wordpiece
+from trainer.families.format.errors import FamilyError
+from trainer.families.gguf.header import is_gguf, read_local_header
+from trainer.families.gguf.tokenizer import tokenizer_files
 
 if TYPE_CHECKING:
     from trainer.config.sections.data import DataConfig
 
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+_SENTENCEPIECE_FILE = "tokenizer.model"
 _WORDPIECE = ("BertWordPieceLowerCase", "BertWordPieceCase")
 _MOST_IDS = (1 << 31) - 1
 """Largest vocabulary: ids have 31 bits, and one more id ends documents."""
@@ -70,7 +75,10 @@ def open_tokenizer(settings: TokenizerSettings) -> Tokenizer:
         return NullTokenizer(settings.vocab_size)
     if not settings.is_set:
         raise DataError(f"tokenizer_model: is unset; {_REMEDY}")
-    return VocabularyTokenizer(_vocabulary(kind or type_of(settings), settings), settings, open_tokenizer)
+    found = type_of(settings) if kind is None else kind
+    gguf = _gguf_file(settings)
+    vocabulary = _vocabulary(found, settings) if gguf is None else _vocabulary_of_gguf(found, gguf, settings)
+    return VocabularyTokenizer(vocabulary, settings, open_tokenizer)
 
 
 def type_of(settings: TokenizerSettings) -> str:
@@ -84,6 +92,8 @@ def type_of(settings: TokenizerSettings) -> str:
         return "GPT2BPETokenizer"
     if not settings.tokenizer_model:
         return _wordpiece_case(path)
+    if is_gguf(path):
+        return "SentencePieceTokenizer" if _SENTENCEPIECE_FILE in _files_of_gguf(path) else "HuggingFaceTokenizer"
     if path.is_dir():
         return _type_of_folder(path)
     if path.suffix == ".model" or ".model." in path.name:
@@ -150,11 +160,47 @@ def _vocabulary(kind: str, settings: TokenizerSettings) -> Vocabulary:
     if kind == "TikTokenizer":
         return RanksVocabulary(_only(model, ("*.tiktoken", "tekken*.json", "tokenizer.model")), settings)
     if kind in _SENTENCEPIECE:
-        file = _only(model, ("tokenizer.model", "*.model"))
-        return SentencePieceVocabulary(file, declared_names(file.parent))
+        file = _only(model, (_SENTENCEPIECE_FILE, "*.model"))
+        return SentencePieceVocabulary(_read_model(file), str(file), declared_names(file.parent))
     file = model / "tokenizer.json" if model.is_dir() else model
     around = settings.tokenizer_hf_include_special_tokens
     return HuggingFaceVocabulary(_read_content(file), str(file), declared_names(file.parent), around)
+
+
+def _gguf_file(settings: TokenizerSettings) -> Path | None:
+    """The GGUF file that holds the tokenizer; None for other files."""
+    path = None if settings.tokenizer_model is None else _path(settings.tokenizer_model)
+    return path if path is not None and is_gguf(path) else None
+
+
+def _files_of_gguf(path: Path) -> Mapping[str, bytes]:
+    """The files that the tokenizer in a GGUF file stands for."""
+    try:
+        metadata = read_local_header(path).metadata
+    except FamilyError as error:
+        raise DataError(str(error)) from None
+    found = tokenizer_files(metadata, len(metadata.get("tokenizer.ggml.tokens", [])))
+    if not found.files:
+        raise DataError(f"{path}: {'; '.join(found.notes)}")
+    return found.files
+
+
+def _vocabulary_of_gguf(kind: str, path: Path, settings: TokenizerSettings) -> Vocabulary:
+    files = _files_of_gguf(path)
+    names = names_in(json.loads(files["tokenizer_config.json"]))
+    if _SENTENCEPIECE_FILE in files and kind in _SENTENCEPIECE:
+        return SentencePieceVocabulary(files[_SENTENCEPIECE_FILE], str(path), names)
+    if "tokenizer.json" in files and kind == "HuggingFaceTokenizer":
+        content = json.loads(files["tokenizer.json"])
+        return HuggingFaceVocabulary(content, str(path), names, settings.tokenizer_hf_include_special_tokens)
+    raise DataError(f"tokenizer_type: is {kind}, but {path} holds another tokenizer; leave the type out")
+
+
+def _read_model(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file}: cannot read the tokenizer ({error.strerror}); name a SentencePiece .model") from None
 
 
 def _read_content(file: Path) -> Any:

@@ -10,7 +10,6 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from trainer.data.errors import DataError
@@ -33,25 +32,21 @@ from trainer.data.tokenizers.words import WordPieces, words_by_text
 
 
 class SentencePieceVocabulary:
-    """A .model file.
+    """The content of a .model file.
 
     Args:
-        path: the file.
+        content: of the file.
+        origin: name of the file, for messages.
         special_names: meaning -> name of a token, from files beside it.
 
     Raises:
-        DataError: the file cannot be read, or is not a model.
+        DataError: the content is not a model.
     """
 
-    def __init__(self, path: Path, special_names: Mapping[str, str]) -> None:
-        self.origin = str(path)
+    def __init__(self, content: bytes, origin: str, special_names: Mapping[str, str]) -> None:
+        self.origin = origin
         self.special_names = special_names
-        try:
-            self._content = path.read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"{path}: cannot read the tokenizer ({error.strerror}); name a SentencePiece .model"
-            ) from None
+        self._content = content
         self._model = read_model_proto(self._content, self.origin)
         self.special_ids: Mapping[str, int] = self._model.special_ids
         self.size = len(self._model.pieces)

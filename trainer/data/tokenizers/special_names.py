@@ -37,12 +37,18 @@ def declared_names(folder: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name in _FILES:
-        settings = read_json_beside(folder / name)
-        for role, key in _KEYS.items():
-            value = settings.get(key)
-            value = value.get("content") if isinstance(value, dict) else value
-            if isinstance(value, str):
-                found[role] = value
+        found |= names_in(read_json_beside(folder / name))
+    return found
+
+
+def names_in(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return meaning -> name of a token, as declared in the content of such a file."""
+    found: dict[str, str] = {}
+    for role, key in _KEYS.items():
+        value = settings.get(key)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[role] = value
     return found
 
 

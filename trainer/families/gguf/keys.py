@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.hub.errors import HubError
+from trainer.families.format.errors import FamilyError
+from trainer.families.gguf.header import GgufHeader, Read, float32_elements
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of divisors of rope's frequencies [head_dim / 2], which files of Llama 3.1 and later hold."""
@@ -59,16 +60,32 @@ def architecture_of(metadata: Mapping[str, Any], where: str) -> Architecture:
     """The row of the file's architecture.
 
     Raises:
-        HubError: it is not known here.
+        FamilyError: it is not known here.
     """
     name = metadata.get("general.architecture")
     found = next((row for row in _ROWS if row.name == name), None)
     if found is None:
-        raise HubError(
+        raise FamilyError(
             f"{where}: general.architecture {name!r} is not read from GGUF; known are "
             f"{', '.join(row.name for row in _ROWS)}; import a Hugging Face folder of the model"
         )
     return found
+
+
+def published_keys(header: GgufHeader, where: str, read: Read) -> dict[str, Any]:
+    """Content of the config.json that describes the model of a file.
+
+    Args:
+        header: of the file.
+        where: name of the file, for messages.
+        read: of the file, for the table of rope's divisors.
+
+    Raises:
+        FamilyError: see config_keys; or the file is cut.
+    """
+    table = header.tensors.get(ROPE_FACTORS)
+    factors = None if table is None else float32_elements(where, table, read)
+    return config_keys(header.metadata, header.shapes, factors, where)
 
 
 def config_keys(
@@ -83,24 +100,24 @@ def config_keys(
         where: name of the file, for messages.
 
     Raises:
-        HubError: a key is missing, or has a meaning that is unknown or not supported.
+        FamilyError: a key is missing, or has a meaning that is unknown or not supported.
     """
     row = architecture_of(metadata, where)
     prefix = f"{row.name}."
     keys = {name.removeprefix(prefix): value for name, value in metadata.items() if name.startswith(prefix)}
     unknown = sorted(name for name, value in keys.items() if name not in _SHAPE and name not in _READ and value)
     if unknown:
-        raise HubError(
+        raise FamilyError(
             f"{where}: the meaning of {prefix}{unknown[0]} is unknown here, and leaving it out could change the model; "
             "import a Hugging Face folder of the model"
         )
     missing = next((name for name in _SHAPE if name not in keys), None)
     if missing is not None or "token_embd.weight" not in shapes:
-        raise HubError(f"{where}: has no {f'key {prefix}{missing}' if missing else 'tensor token_embd.weight'}")
+        raise FamilyError(f"{where}: has no {f'key {prefix}{missing}' if missing else 'tensor token_embd.weight'}")
     found = {ours: keys[name] for name, ours in _SHAPE.items()}
     listed = next((name for name in _SHAPE if isinstance(keys[name], list)), None)
     if listed is not None:
-        raise HubError(f"{where}: {prefix}{listed} differs by layer, which is not supported")
+        raise FamilyError(f"{where}: {prefix}{listed} differs by layer, which is not supported")
     found |= {
         "model_type": row.model_type,
         "num_key_value_heads": keys.get("attention.head_count_kv", keys["attention.head_count"]),
@@ -123,7 +140,7 @@ def _head_dim(keys: Mapping[str, Any], where: str) -> int:
     width = int(keys.get("attention.key_length", usual))
     for name in ("attention.value_length", "rope.dimension_count"):
         if keys.get(name, width) != width:
-            raise HubError(
+            raise FamilyError(
                 f"{where}: {name} is {keys[name]}, but heads have {width} channels; only equal ones are read"
             )
     return width
@@ -132,7 +149,7 @@ def _head_dim(keys: Mapping[str, Any], where: str) -> int:
 def _scaling(keys: Mapping[str, Any], factors: Sequence[float] | None, where: str) -> dict[str, Any] | None:
     kind = keys.get("rope.scaling.type", "none")
     if kind not in ("none", "linear", "yarn"):
-        raise HubError(f"{where}: rope.scaling.type {kind!r} is unknown; known are none, linear and yarn")
+        raise FamilyError(f"{where}: rope.scaling.type {kind!r} is unknown; known are none, linear and yarn")
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys["rope.scaling.factor"]}
     if kind == "yarn":
@@ -151,7 +168,7 @@ def _llama_3(keys: Mapping[str, Any], factors: Sequence[float], where: str) -> d
     base = keys.get("rope.freq_base", 10000.0)
     expected = [_divisor(2 * math.pi * base ** (i / len(factors)), scaling) for i in range(len(factors))]
     if not all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(factors, expected, strict=True)):
-        raise HubError(
+        raise FamilyError(
             f"{where}: {ROPE_FACTORS} is not the scaling of Llama 3.1; import a Hugging Face folder of the model, "
             "whose config.json has the scaling"
         )

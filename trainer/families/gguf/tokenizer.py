@@ -75,7 +75,7 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> TokenizerFi
         vocab_size: rows of the word table.
     """
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens", [])
-    problem = _problem(metadata, kind, tokens, vocab_size)
+    problem = tokenizer_problem(metadata, vocab_size)
     if problem:
         return TokenizerFiles(notes=(f"{problem}; no tokenizer is written, name its file with data.tokenizer_model",))
     names = {
@@ -96,7 +96,9 @@ def tokenizer_files(metadata: Mapping[str, Any], vocab_size: int) -> TokenizerFi
     return TokenizerFiles({**content, "tokenizer_config.json": _as_json(settings)})
 
 
-def _problem(metadata: Mapping[str, Any], kind: Any, tokens: list[str], vocab_size: int) -> str | None:
+def tokenizer_problem(metadata: Mapping[str, Any], vocab_size: int) -> str | None:
+    """Obstacle to files of the tokenizer, as the start of a sentence; None: they can be made. See tokenizer_files."""
+    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens", [])
     pre = metadata.get("tokenizer.ggml.pre")
     if not tokens or kind not in ("gpt2", "llama"):
         return f"tokenizer.ggml.model is {kind!r}, and only gpt2 and llama can be written as a file"
@@ -104,6 +106,8 @@ def _problem(metadata: Mapping[str, Any], kind: Any, tokens: list[str], vocab_si
         return f"the tokenizer has {len(tokens)} tokens, but the word table {vocab_size} rows"
     if kind == "gpt2" and pre not in _RULES:
         return f"tokenizer.ggml.pre {pre!r} names a splitting of words that is unknown here"
+    if kind == "gpt2" and "tokenizer.ggml.merges" not in metadata:
+        return "the tokenizer has no tokenizer.ggml.merges"
     return None
 
 

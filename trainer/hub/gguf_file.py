@@ -7,6 +7,7 @@ github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py, LlamaModel.permute.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -18,24 +19,15 @@ import torch
 from torch import Tensor
 
 from trainer.families.catalogue import read_model
+from trainer.families.gguf.header import GgufTensor, read_local_header
+from trainer.families.gguf.keys import ROPE_FACTORS, architecture_of, published_keys
+from trainer.families.gguf.tokenizer import TokenizerFiles, tokenizer_files
 from trainer.hub.errors import HubError
-from trainer.hub.gguf.keys import ROPE_FACTORS, architecture_of, config_keys
-from trainer.hub.gguf.tokenizer import TokenizerFiles, tokenizer_files
 from trainer.hub.published import PublishedModel
 from trainer.hub.quantized import StoredAs
 
-_MAGIC = b"GGUF"
 _PLAIN = ("F32", "F16", "BF16")
 _HEADS = re.compile(r"\.self_attn\.([qk])_proj\.")
-
-
-def is_gguf_file(path: Path) -> bool:
-    """True if ``path`` is a GGUF file, by its first bytes."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
 
 
 class GgufFile(PublishedModel):
@@ -48,17 +40,21 @@ class GgufFile(PublishedModel):
         """Open the file and check its keys and tensors.
 
         Raises:
-            HubError: the package gguf is missing; the file is damaged; a key, or a type of tensors, cannot be read; or
-                a tensor is missing, left over, or has a wrong shape.
-            FamilyError: the keys describe no model of a known family.
+            HubError: the package gguf is missing; the file is cut; a type of tensors cannot be read; or a tensor is
+                missing, left over, or has a wrong shape.
+            FamilyError: the header is damaged, a key cannot be read, or the keys describe no model of a known family.
         """
-        metadata, self._tensors = _open(path)
-        self._row = architecture_of(metadata, str(path))
-        shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in self._tensors.items()}
-        self._shapes = shapes
-        factors = self._tensors.pop(ROPE_FACTORS, None)
-        keys = config_keys(metadata, shapes, None if factors is None else factors.data.tolist(), str(path))
-        self._tokenizer: TokenizerFiles = tokenizer_files(metadata, keys["vocab_size"])
+        if find_spec("gguf") is None:
+            raise HubError(f"{path}: needs the package gguf; install it: pip install gguf")
+        header, where = read_local_header(path), str(path)
+        self._row = architecture_of(header.metadata, where)
+        self._bytes = _map(path)
+        keys = published_keys(header, where, lambda offset, limit: self._bytes[offset : offset + limit].tobytes())
+        self._tokenizer: TokenizerFiles = tokenizer_files(header.metadata, keys["vocab_size"])
+        self._tensors = {name: tensor for name, tensor in header.tensors.items() if name != ROPE_FACTORS}
+        self._kinds = {name: _kind(path, name, tensor) for name, tensor in self._tensors.items()}
+        for name in self._tensors:
+            self._stored_bytes(path, name)
         self._dtype = self._dtype_of_matrices(path)
         super().__init__(path, keys, str(path))
 
@@ -104,7 +100,7 @@ class GgufFile(PublishedModel):
             self._theirs[name] = stored
         used = {stored: name for name, stored in self._theirs.items()}
         return {
-            used.get(name, name): StoredAs("", self._stored_dtype(tensor), self._shapes[name])
+            used.get(name, name): StoredAs("", self._stored_dtype(tensor), tensor.shape)
             for name, tensor in self._tensors.items()
         }
 
@@ -113,24 +109,54 @@ class GgufFile(PublishedModel):
         import gguf
 
         assert expert is None, "no architecture with experts is read"
-        stored, tensor = self._stored[name], self._tensors[self._theirs[name]]
-        values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(stored.shape)
+        stored, tensor = self._stored[name], self._theirs[name]
+        content = self._stored_bytes(self.path, tensor)
+        values = np.array(gguf.dequantize(content, self._kinds[tensor]), np.float32).reshape(stored.shape)
         heads = _HEADS.search(name)
         if heads and self._row.permutes_heads:
             values = _undo_permutation(values, self.keys[_COUNT[heads.group(1)]])
         return torch.from_numpy(values).to(_TORCH[stored.dtype])
 
     def release(self) -> None:
-        """See PublishedModel. The package keeps its map, whose pages the system can drop."""
+        """See PublishedModel. The file stays mapped: the system can drop its pages."""
+
+    def _stored_bytes(self, path: Path, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Bytes of a tensor in mapped memory, in rows.
+
+        Raises:
+            HubError: the file ends before, or a row has no whole number of blocks.
+        """
+        import gguf
+
+        tensor = self._tensors[name]
+        try:
+            shape = gguf.quant_shape_to_byte_shape(tensor.shape, self._kinds[name])
+        except ValueError as error:
+            raise HubError(f"{path}: is cut or damaged: {name}: {error}") from None
+        end = tensor.offset + math.prod(shape)
+        if end > len(self._bytes):
+            raise HubError(f"{path}: is cut or damaged: {name} ends at byte {end}, the file at {len(self._bytes)}")
+        return self._bytes[tensor.offset : end].reshape(shape)
 
     def _dtype_of_matrices(self, path: Path) -> str:
-        kinds = {tensor.tensor_type.name for tensor in self._tensors.values() if len(tensor.shape) > 1}
-        for kind in sorted(kinds - set(_PLAIN)):
-            _check_type(path, next(t for t in self._tensors.values() if t.tensor_type.name == kind))
+        kinds = {self._kinds[name].name: name for name, tensor in self._tensors.items() if len(tensor.shape) > 1}
+        for kind in sorted(kinds.keys() - set(_PLAIN)):
+            self._check_type(path, kinds[kind])
         [only] = kinds if len(kinds) == 1 else ["F32"]
         return only if only in _PLAIN else "F32"
 
-    def _stored_dtype(self, tensor: Any) -> str:
+    def _check_type(self, path: Path, name: str) -> None:
+        import gguf
+
+        try:
+            gguf.dequantize(self._stored_bytes(path, name)[:1], self._kinds[name])
+        except NotImplementedError:
+            raise HubError(
+                f"{path}: {name} has the type {self._kinds[name].name}, which the package gguf cannot dequantise; "
+                "take another file of the model, such as Q8_0 or F16"
+            ) from None
+
+    def _stored_dtype(self, tensor: GgufTensor) -> str:
         return self._dtype if len(tensor.shape) > 1 else "F32"
 
 
@@ -146,39 +172,21 @@ def _undo_permutation(
     return np.ascontiguousarray(values.reshape(heads, rows // heads // 2, 2, *rest).swapaxes(1, 2).reshape(rows, *rest))
 
 
-def _open(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keys and tensors of the file.
-
-    Raises:
-        HubError: the package is missing, or the file cannot be read.
-    """
-    if find_spec("gguf") is None:
-        raise HubError(f"{path}: needs the package gguf; install it: pip install gguf")
-    import gguf
-
+def _map(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
-        reader = gguf.GGUFReader(path)
-        metadata = {name: _value(field) for name, field in reader.fields.items()}
+        return np.memmap(path, np.uint8, "r")
     except OSError as error:
         raise HubError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-        raise HubError(f"{path}: is cut or damaged: {error}") from None
-    return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
-def _value(field: Any) -> Any:
-    value = field.contents()
-    # A float32 of the file is meant as the shortest decimal that reads as this float32: 1e-05, not 9.99999974e-06.
-    return float(str(field.parts[-1][0])) if isinstance(value, float) else value
-
-
-def _check_type(path: Path, tensor: Any) -> None:
+def _kind(path: Path, name: str, tensor: GgufTensor) -> Any:
+    """The package's type of a tensor's elements."""
     import gguf
 
     try:
-        gguf.dequantize(tensor.data[:1], tensor.tensor_type)
-    except NotImplementedError:
+        return gguf.GGMLQuantizationType(tensor.kind)
+    except ValueError:
         raise HubError(
-            f"{path}: {tensor.name} has the type {tensor.tensor_type.name}, which the package gguf cannot dequantise; "
-            "take another file of the model, such as Q8_0 or F16"
+            f"{path}: {name} has the type {tensor.kind}, which the package gguf does not know; update it, or take "
+            "another file of the model, such as Q8_0 or F16"
         ) from None

@@ -1,1 +1,0 @@
-"""GGUF files (github.com/ggml-org/ggml/blob/master/docs/gguf.md): weights, keys and tokenizer of llama.cpp's format."""
