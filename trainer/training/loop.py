@@ -109,7 +109,7 @@ class TrainingLoop:
         while self.progress.iteration < training.train_iters and not is_stopped:
             is_asked = self._iterate()
             iteration = self.progress.iteration
-            is_stopped = is_asked or (training.exit_interval is not None and iteration % training.exit_interval == 0)
+            is_stopped = is_asked or self._is_exit(iteration)
             if is_stopped:
                 self._save(is_last=True)
             # The sender of a stop request may send SIGKILL before an evaluation would end.
@@ -170,10 +170,21 @@ class TrainingLoop:
         self._count_further_losses()
         self._interval_time_s += time.perf_counter() - began
         self._timed_iterations += 1
-        if progress.iteration % self.config.logging.log_interval == 0:
+        is_whole = progress.iteration % self.config.logging.log_interval == 0
+        is_last = stops > 0.0 or progress.iteration >= training.train_iters or self._is_exit(progress.iteration)
+        if is_whole or is_last:
             self._log(outcome, lr, loss_scale)
+        if is_whole:
+            # A resume continues a short last interval, and so logs the rows of an uninterrupted run.
+            progress.begin_interval()
+            self._interval_time_s, self._timed_iterations = 0.0, 0
         self._count_skipped(outcome, loss_scale, all(math.isfinite(loss_sum) for loss_sum in sums))
         return stops > 0.0
+
+    def _is_exit(self, iteration: int) -> bool:
+        """True if exit_interval ends the run after this iteration."""
+        interval = self.config.training.exit_interval
+        return interval is not None and iteration % interval == 0
 
     def _is_to_stop(self) -> bool:
         """True if this rank has a stop request, or has trained for exit_duration_in_mins."""
@@ -254,8 +265,6 @@ class TrainingLoop:
             iteration_time_s=self._interval_time_s / self._timed_iterations,
             peak_memory_bytes=int(peak),
         )
-        self.progress.begin_interval()
-        self._interval_time_s, self._timed_iterations = 0.0, 0
         self._append(row)
         self._say(training_line(row, self.config.training.train_iters, time.perf_counter() - self._began))
 

@@ -60,6 +60,40 @@ def test_stop_file_saves_and_leaves_together(tmp_path):
     assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
 
 
+def logged(run):
+    """Loss of every training row."""
+    return {iteration: row["lm_loss"] for (iteration, is_valid), row in rows(run).items() if not is_valid}
+
+
+def test_the_last_iteration_is_logged_and_a_resume_continues_its_interval(tmp_path):
+    keys = {"train_iters": 7, "eval_iters": 0}
+    for name, changes in (("each", {}), ("five", {"logging": {"log_interval": 5}})):
+        with start(tmp_path / name, "tp2", training=keys, **changes) as attempt:
+            assert attempt.finish() == "completed"
+    each, five = logged(tmp_path / "each"), logged(tmp_path / "five")
+    assert list(five) == [5, 7]
+    assert five[7] == pytest.approx((each[6] + each[7]) / 2, rel=1e-9)
+    assert "iteration 7/7 | loss " in log(tmp_path / "five")
+
+    parts = tmp_path / "parts"
+    for number, exit_at in ((1, 3), (2, None)):
+        training = {**keys, "exit_interval": exit_at}
+        with start(parts, "tp2", number, training=training, logging={"log_interval": 5}) as attempt:
+            assert attempt.finish() == ("stopped" if exit_at else "completed")
+    assert logged(parts) == {3: pytest.approx(sum(each[i] for i in (1, 2, 3)) / 3, rel=1e-9), **five}
+
+
+def test_a_run_stopped_within_an_interval_logs_its_last_iteration(tmp_path):
+    run = tmp_path / "run"
+    changes = {"training": {"train_iters": 100000, "eval_iters": 0}, "logging": {"log_interval": 100000}}
+    with start(run, "tp2", **changes) as attempt:
+        beat = run / "attempts/1/heartbeat/rank-00000.json"
+        assert wait_until(attempt, lambda: beat.exists() and json.loads(beat.read_text())["iteration"] > 0)
+        (run / "attempts" / "1" / "stop").touch()
+        assert attempt.finish() == "stopped"
+    assert list(logged(run)) == [json.loads((run / "attempts/1/outcome.json").read_text())["iteration"]]
+
+
 def test_a_stopped_run_saves_before_it_evaluates(tmp_path):
     run = tmp_path / "run"
     with start(run, "tp2", training={"exit_interval": 2, "eval_interval": 2}) as attempt:
