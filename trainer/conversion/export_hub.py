@@ -23,6 +23,7 @@ from trainer.conversion.file_plan import PlannedFile, Unit, finish, plan_files, 
 from trainer.families.catalogue import FAMILIES, describes, family_of_model
 from trainer.families.format.family import Family, Weight
 from trainer.families.format.forms import ByExpert, Form
+from trainer.families.format.without_effect import WITHOUT_EFFECT
 from trainer.hub.folder import CONFIG, INDEX, SINGLE
 from trainer.hub.layouts import theirs_shapes, to_theirs
 from trainer.hub.quantized import CONFIG_KEY
@@ -207,9 +208,11 @@ def _describe(export: Export, files: Sequence[PlannedFile], folder: Path) -> Non
         name_old_tokenizer_class(folder)
     model, config = export.config.model, export.config
     dtype = _DTYPE_WORDS[max((export.dtype(rule) for rule in export.weights), key=_count(export))]
+    # Other keys of another family would mean nothing in this one.
+    carried = keys if keys.get("model_type") == export.family.model_type else keys.keys() & WITHOUT_EFFECT.keys()
     written = {
         # The weights are no longer quantized.
-        **{key: value for key, value in keys.items() if key != CONFIG_KEY},
+        **{key: keys[key] for key in carried if key != CONFIG_KEY},
         "architectures": [export.family.architecture],
         **export.family.write_config(model, export.metadata.vocab_size, config.max_position_embeddings),
         "model_type": export.family.model_type,

@@ -44,6 +44,8 @@ _MOST_FLOPS = 2e13
 """Operations of a longer text than usual: a minute or a few on a login node."""
 _MOST_ROWS = 128
 _OWN = "this trainer's own import"
+_CLASS_BESIDE_IMAGES = "AutoModelForImageTextToText"
+"""Class of transformers that loads files with a part for images, whatever their text model is."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def verify_export(checkpoint: Path, folder: Path) -> Verification:
         weights = Weights(checkpoint, shapes, partial(_read_stored, stored, metadata), trained_dtype(metadata, config))
         ours = _logits(config, metadata.vocab_size, weights, tokens, rows)
     with HubFolder(folder) as source:
-        count, auto_class = source.num_tensors, source.family.auto_class
+        count = source.num_tensors
+        auto_class = _CLASS_BESIDE_IMAGES if source.wrapped_in else source.family.auto_class
         if not has_witness():
             source.check_copies()
             weights = Weights(folder, {name: source.shape(name) for name in source.weights}, partial(_read_hub, source))

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from trainer.config.sections.model import ModelConfig
 from trainer.families.bert import BERT, MEGATRON_BERT
-from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from trainer.families.dense.gemma import GEMMA
 from trainer.families.dense.glm4 import GLM, GLM4
-from trainer.families.dense.granite import GRANITE
+from trainer.families.dense.granite import DENSE_GRANITE4, GRANITE
 from trainer.families.dense.ministral import MINISTRAL, MINISTRAL3
 from trainer.families.dense.olmo3 import OLMO3
 from trainer.families.dense.phi3 import PHI3
@@ -23,12 +23,13 @@ from trainer.families.dense.starcoder2 import STARCODER2
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family
 from trainer.families.format.hub_config import HubConfig
+from trainer.families.format.not_read import reason
 from trainer.families.gemma2 import GEMMA2
 from trainer.families.gemma3 import GEMMA3
 from trainer.families.gpt2 import GPT2
 from trainer.families.gpt_neox import GPT_NEOX
 from trainer.families.gpt_oss import GPT_OSS
-from trainer.families.llama import LLAMA
+from trainer.families.llama import INTERNLM3, LLAMA
 from trainer.families.mistral import MISTRAL
 from trainer.families.mixtral import MIXTRAL
 from trainer.families.mixtures.olmoe import OLMOE
@@ -39,7 +40,7 @@ from trainer.families.phi import PHI
 from trainer.families.qwen2 import QWEN2
 from trainer.families.qwen3 import QWEN3
 from trainer.families.qwen3_moe import QWEN3_MOE
-from trainer.families.t5 import T5
+from trainer.families.t5 import MT5, T5
 
 # In this order a model section is described: Llama before the families that have Llama's layers under another name.
 FAMILIES: tuple[Family, ...] = (
@@ -77,19 +78,8 @@ FAMILIES: tuple[Family, ...] = (
     T5,
 )
 
-# Parts that take the place of attention in some or all layers -> model types that have them.
-_NOT_COMPUTED: Mapping[str, tuple[str, ...]] = {
-    "layers of linear attention": (
-        *("bailing_hybrid", "kimi_linear", "minimax", "minimax_text_01", "olmo_hybrid", "qwen3_next"),
-        *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-    ),
-    "state-space layers": (
-        *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h"),
-        *("plamo2", "zamba", "zamba2"),
-    ),
-    "recurrent layers": ("recurrent_gemma", "rwkv", "xlstm"),
-    "convolutions in the place of attention": ("lfm2", "lfm2_moe"),
-}
+# Families whose models an export writes under the name of another.
+OTHER_NAMES: tuple[Family, ...] = (INTERNLM3, DENSE_GRANITE4, KIMI_K2, MT5)
 
 
 def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
@@ -103,23 +93,18 @@ def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
         FamilyError: no family has this model type, or the architecture is none of the family's.
     """
     model_type = keys.get("model_type")
-    found = next((family for family in FAMILIES if family.model_type == model_type), None)
+    found = next((family for family in (*FAMILIES, *OTHER_NAMES) if family.model_type == model_type), None)
     if found is None:
-        parts = next((parts for parts, model_types in _NOT_COMPUTED.items() if model_type in model_types), None)
-        if parts is not None:
-            raise FamilyError(f"{where}: model_type {model_type!r} has {parts}, which this trainer does not compute")
-        what = f"model_type {model_type!r} is not a family known here"
-        if model_type is None:
-            what = "has no model_type, which names the family; add it as transformers 5 writes it"
-        raise FamilyError(f"{where}: {what}; known are {', '.join(sorted(family.model_type for family in FAMILIES))}")
+        known = {name for family in (*FAMILIES, *OTHER_NAMES) for name in (family.model_type, *family.wrapped_in)}
+        raise FamilyError(f"{where}: {reason(model_type, known)}")
     named = keys.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise FamilyError(f"{where}: architectures is {named!r}; use a list of names")
     bare = re.sub(r"For(CausalLM|ConditionalGeneration|PreTraining)$|LMHeadModel$", "Model", found.architecture)
-    known = (found.architecture, *found.other_architectures, bare)
-    if named and not set(named) & set(known):
+    classes = (found.architecture, *found.other_architectures, bare)
+    if named and not set(named) & set(classes):
         raise FamilyError(
-            f"{where}: architecture {named[0]} is not supported; {found.name} is read as {' or '.join(known)}"
+            f"{where}: architecture {named[0]} is not supported; {found.name} is read as {' or '.join(classes)}"
         )
     return found
 
@@ -132,15 +117,21 @@ def text_part(keys: Mapping[str, Any], where: str) -> tuple[Family | None, dict[
     Raises:
         FamilyError: the file has no keys of the text model.
     """
-    wrappers = {family.wrapped_in: family for family in FAMILIES if family.wrapped_in}
-    found = wrappers.get(str(keys.get("model_type")))
-    if found is None:
+    wrapped = [family for family in FAMILIES if keys.get("model_type") in family.wrapped_in]
+    if not wrapped:
         return None, dict(keys)
     text = keys.get("text_config")
     if not isinstance(text, dict):
         raise FamilyError(f"{where}: has no text_config, which holds the keys of the text model")
+    model_types = [family.model_type for family in wrapped]
+    if text.get("model_type", model_types[0]) not in model_types:
+        raise FamilyError(
+            f"{where}: model_type of text_config is {text['model_type']!r}; a model of {keys['model_type']} is read "
+            f"with {' or '.join(model_types)}"
+        )
+    found = wrapped[model_types.index(text.get("model_type", model_types[0]))]
     outer = {key: keys[key] for key in _OF_THE_WHOLE if key in keys}
-    return found, {**outer, "model_type": found.model_type, **text, "architectures": [found.architecture]}
+    return found, {**outer, **text, "model_type": found.model_type, "architectures": [found.architecture]}
 
 
 # Keys beside text_config that belong to the text model too.

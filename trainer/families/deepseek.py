@@ -7,6 +7,7 @@ models/deepseek_v2/modeling_deepseek_v2.py and models/deepseek_v3/modeling_deeps
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -323,3 +324,6 @@ DEEPSEEK_V3 = Family(
         "further tokens (MTP), which num_nextn_predict_layers of config.json does not count; correct that number",
     },
 )
+
+# Kimi Team 2025 (arXiv:2507.20534), section 2.3. Its files name the class of DeepSeek-V3.
+KIMI_K2 = replace(DEEPSEEK_V3, name="Kimi K2", model_type="kimi_k2")

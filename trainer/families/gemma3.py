@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.families.format.family import Family
+from trainer.families.format.family import BESIDE_IMAGES, Family
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope
 from trainer.families.format.windows import read_windows
@@ -49,15 +49,8 @@ GEMMA3 = Family(
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     },
-    wrapped_in="gemma3",
-    wrapped_names={
-        "language_model.model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-        "model.language_model.": "model.",
-        "lm_head.": "lm_head.",
-        **dict.fromkeys(("vision_tower.", "multi_modal_projector."), ""),
-        **dict.fromkeys(("model.vision_tower.", "model.multi_modal_projector."), ""),
-    },
+    wrapped_in=("gemma3",),
+    wrapped_names=BESIDE_IMAGES,
     absent={
         **ABSENT,
         "vocab_size": 262208,

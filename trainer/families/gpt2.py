@@ -136,6 +136,7 @@ GPT2 = Family(
             (f"summary_{what}" for what in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
             "is about heads for other tasks",
         ),
+        **dict.fromkeys(("n_special", "predict_special_tokens"), "is of the first class for GPT, and empty"),
     },
     aliases={
         "hidden_size": "n_embd",

@@ -6,6 +6,7 @@ Touvron et al. 2023 (arXiv:2302.13971), section 2.2; names: transformers models/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, affine, weight
@@ -180,4 +181,23 @@ LLAMA = Family(
         "max_sequence_length": "is not read by the class of transformers, which reads max_position_embeddings",
     },
     other_architectures=("LLaMAForCausalLM",),
+)
+
+# transformers computes it by the class of Llama.
+INTERNLM3 = replace(
+    LLAMA,
+    name="InternLM3",
+    model_type="internlm3",
+    other_architectures=("InternLM3ForCausalLM",),
+    absent={
+        **ABSENT,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 48,
+        "vocab_size": 128512,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+    },
+    aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer.families.format.family import Family
+from trainer.families.format.family import BESIDE_IMAGES, Family
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope
 from trainer.families.llama import ABSENT, SILU, TINY, dense_weights, read_shape, write_shape
@@ -35,6 +35,8 @@ MISTRAL = Family(
     read_config=_read,
     write_config=_write,
     weights=dense_weights,
+    wrapped_in=("mistral3",),
+    wrapped_names=BESIDE_IMAGES,
     tiny={**TINY, "sliding_window": 5, "head_dim": 8},
     absent={
         **ABSENT,

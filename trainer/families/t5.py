@@ -7,6 +7,7 @@ Raffel et al. 2020 (arXiv:1910.10683), section 2.1; names: transformers models/t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.families.format.family import Family, Weight, weight
@@ -186,4 +187,28 @@ T5 = Family(
     # A table in old files that no model has read.
     token_ids=_token_ids,
     ignored_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+)
+
+
+def _read_mt5(hub: HubConfig) -> dict[str, Any]:
+    # Its class ties the tables whatever the file says, but never scales the decoder's output as the first T5.
+    return {**_read(hub), "untie_embeddings_and_output_weights": True}
+
+
+# Xue et al. 2021 (arXiv:2010.11934): v1.1 with another vocabulary.
+MT5 = replace(
+    T5,
+    name="mT5",
+    model_type="mt5",
+    architecture="MT5ForConditionalGeneration",
+    other_architectures=(),
+    read_config=_read_mt5,
+    absent={
+        **T5.absent,
+        "d_ff": 1024,
+        "num_heads": 6,
+        "num_layers": 8,
+        "vocab_size": 250112,
+        "feed_forward_proj": "gated-gelu",
+    },
 )

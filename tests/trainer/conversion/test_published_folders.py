@@ -20,12 +20,15 @@ from trainer.commands import generate
 from trainer.conversion import file_plan
 from trainer.conversion.verify import verify_export
 from trainer.families.bert import BERT
+from trainer.families.dense.granite import DENSE_GRANITE4
+from trainer.families.dense.ministral import MINISTRAL3
 from trainer.families.format.family import Family
 from trainer.families.gemma3 import GEMMA3
-from trainer.families.llama import LLAMA
+from trainer.families.llama import INTERNLM3, LLAMA
+from trainer.families.mistral import MISTRAL
 from trainer.families.mixtral import MIXTRAL
 from trainer.families.qwen3 import QWEN3
-from trainer.families.t5 import T5
+from trainer.families.t5 import MT5, T5
 from trainer.hub.tensor_file import TensorFile
 
 pytest.importorskip("transformers")
@@ -283,6 +286,47 @@ def test_the_text_model_of_gemma_3_is_read_alone(whole_gemma, tmp_path, capsys, 
     alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
     with torch.no_grad():
         assert (alone(tokens).logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("text", [MISTRAL, MINISTRAL3], ids=lambda family: family.name)
+def test_the_text_model_of_mistral_small_and_ministral_3_is_read_alone(tmp_path, capsys, text: Family) -> None:
+    import transformers
+
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "head_dim": 8, "image_size": 28, "patch_size": 14}
+    keys = {"model_type": text.model_type, **text.tiny, "vocab_size": 128}
+    config = transformers.Mistral3Config(text_config=keys, vision_config=vision, tie_word_embeddings=False)
+    config._attn_implementation = "eager"
+    torch.manual_seed(3)
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "hub")
+    tokens = torch.arange(2, 34)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits
+    checkpoint = imported(tmp_path / "hub", tmp_path)
+    told = capsys.readouterr().err
+    assert "a part for images" in told and "were not compared" not in told
+    assert verify_export(checkpoint, tmp_path / "hub").is_good
+    assert command.main(["export", str(tmp_path / "native"), "--output", str(tmp_path / "again")]) == 0
+    assert keys_of(tmp_path / "again")["model_type"] == text.model_type
+    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32)
+    with torch.no_grad():
+        assert (alone(tokens).logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("family", "exported"),
+    [(INTERNLM3, "llama"), (DENSE_GRANITE4, "granite"), (MT5, "t5")],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_family_under_another_name_is_exported_under_the_first(tmp_path, capsys, family: Family, exported) -> None:
+    checkpoint = imported(saved(family, tmp_path / "hub"), tmp_path)
+    assert "were not compared" not in capsys.readouterr().err
+    assert verify_export(checkpoint, tmp_path / "hub").is_good
+    assert command.main(["export", str(tmp_path / "native"), "--output", str(tmp_path / "again")]) == 0
+    assert keys_of(tmp_path / "again")["model_type"] == exported
+    # No key of the other name is left, which the reader would refuse.
+    assert command.main(["import", str(tmp_path / "again"), "--output", str(tmp_path / "once more")]) == 0
 
 
 WRONG = {"num_hidden_layers": ["five", -1, 1e9, 10**9], "hidden_size": [90.5], "architectures": ["LlamaForCausalLM"]}

@@ -27,7 +27,7 @@ LENGTH = 24
 # Large enough that every part shows in the logits.
 STD = 0.3
 # T5's is a factor of values that depend on the shape, so that 0.3 is small: the norms are 0.3 too.
-_STD_KEYS = {"opt": "init_std", "t5": "initializer_factor"}
+_STD_KEYS = {"opt": "init_std", "t5": "initializer_factor", "mt5": "initializer_factor"}
 
 
 def config_of(family: Family, **changes: Any) -> Any:
@@ -55,7 +55,7 @@ def published(family: Family, **changes: Any) -> Any:
     config._attn_implementation = "eager"
     torch.manual_seed(7)
     model = getattr(transformers, family.auto_class).from_config(config, dtype=torch.float32).eval()
-    if family.model_type == "t5" and not config.scale_decoder_outputs:
+    if family.model_type == "mt5" or family.model_type == "t5" and not config.scale_decoder_outputs:
         _untie(model)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer.families.format.family import Family
+from trainer.families.format.family import BESIDE_IMAGES, Family
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope
 from trainer.families.format.windows import read_windows, write_windows
@@ -88,6 +88,8 @@ MINISTRAL3 = Family(
     read_config=_read_scaled,
     write_config=_write_scaled,
     weights=dense_weights,
+    wrapped_in=("mistral3",),
+    wrapped_names=BESIDE_IMAGES,
     tiny={
         **TINY,
         "head_dim": 8,

@@ -23,6 +23,9 @@ _OLD_LENGTH = "original_max_position_embeddings"
 
 def _read(hub: HubConfig) -> dict[str, Any]:
     hub.only("hidden_act", *SILU)
+    # Keys of Phi-4-mini, which only Microsoft's own code knows.
+    for key, value in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
+        hub.only(key, value)
     window = hub.take("sliding_window", null=None)
     rope = read_rope(
         hub,

@@ -111,7 +111,12 @@ STARCODER2 = Family(
     },
     without_effect={
         "embedding_dropout": "is a rate of dropout, which a note tells",
-        "mlp_type": "is not read by the class of transformers",
-        "norm_type": "is not read by the class of transformers",
+        **dict.fromkeys(
+            (
+                *("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "mlp_type", "norm_type"),
+                *("scale_attention_softmax_in_fp32", "scale_attn_weights"),
+            ),
+            "is not read by the class of transformers",
+        ),
     },
 )

@@ -45,6 +45,17 @@ def affine(ours: str, theirs: str, *, has_bias: bool, form: Form | None = None) 
         yield weight(f"{ours}.{what}", f"{theirs}.{what}", form=form)
 
 
+BESIDE_IMAGES: Mapping[str, str] = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+    **dict.fromkeys(("vision_tower.", "multi_modal_projector."), ""),
+    **dict.fromkeys(("model.vision_tower.", "model.multi_modal_projector."), ""),
+}
+"""First part of a name in files with a part for images -> the one of the text model; empty for other parts."""
+
+
 def _no_copies(_: ModelConfig) -> Iterator[Weight]:
     yield from ()
 
@@ -87,7 +98,7 @@ class Family:
         without_effect: keys that change no logit in this family alone -> the reason.
         aliases: other name of a key, which transformers reads too -> the key.
         taken_for: Hugging Face name that files may lack -> the tensor that transformers takes in its place.
-        wrapped_in: ``model_type`` of files that hold the family as ``text_config``, beside other parts.
+        wrapped_in: ``model_type``s of files that hold the family as ``text_config``, beside other parts.
         wrapped_names: first part of a tensor's name in such files -> the one here; empty for tensors of other parts.
         token_ids: config.json -> the keys about tokens that readers need, also where the file lacks them.
     """
@@ -113,6 +124,6 @@ class Family:
     without_effect: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     taken_for: Mapping[str, str] = field(default_factory=dict)
-    wrapped_in: str = ""
+    wrapped_in: Sequence[str] = ()
     wrapped_names: Mapping[str, str] = field(default_factory=dict)
     token_ids: Callable[[Mapping[str, Any]], Mapping[str, int]] = _no_token_ids

@@ -15,6 +15,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         *("model_type", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version"),
     ),
     "says in which dtype the weights are stored, which the files say too": ("dtype", "torch_dtype", "use_bfloat16"),
+    "says how the weights are quantized, which the reader of the files checks": ("quantization_config",),
     "chooses a way to compute the same numbers": (
         *("_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal"),
         *("_experts_implementation", "_experts_implementation_internal", "_flash_attn_2_enabled"),
@@ -67,7 +68,6 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "per_layer_config": (None, {}),
     "pruned_heads": ({}, None),
     "qk_layernorm": (False, None),
-    "quantization_config": (None,),
     "rope_parameters": (None,),
     "rope_scaling": (None,),
     "router_jitter_noise": (0.0, None),
