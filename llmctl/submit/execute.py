@@ -133,7 +133,9 @@ def _check_software(job: Job, context: Context, transport: Transport) -> None:
         context.tell(warning)
     if job.config is None or in_container:
         return
-    found = check_torch(job.profile, context, transport, job.python, job.request)
+    # Named by its ending alone: if the package is missing for another name, the trainer says so.
+    packages = ["gguf"] if (job.config.checkpoint.load or "").endswith(".gguf") else []
+    found = check_torch(job.profile, context, transport, job.python, job.request, packages=packages)
     if found is not None:
         context.tell(f"{transport.host}: {found}")
 

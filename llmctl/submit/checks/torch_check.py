@@ -5,6 +5,7 @@ An import of torch takes seconds of the processor, on a busy parallel file syste
 
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ _IMPORT_TIMEOUT_S = 300.0
 _PIP = "pip install 'llmctl[train]'"
 _PROBE = """\
 import hashlib, importlib.util, os, sys
+missing = [name for name in sys.argv[1].split() if importlib.util.find_spec(name) is None]
+if missing:
+    print(missing[0])
+    sys.exit(4)
 def facts(path):
     try:
         seen = os.stat(path)
@@ -38,7 +43,7 @@ names = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
 now = repr((os.uname()[1], [os.environ.get(name) for name in names], [facts(path) for path in paths]))
 now = hashlib.sha256(now.encode("utf-8", "surrogateescape")).hexdigest()
 if now == sys.argv[-1]:
-    print(*sys.argv[1:])
+    print(*sys.argv[2:])
     sys.exit()
 try:
     import torch
@@ -48,7 +53,8 @@ gpu = torch.version.cuda or getattr(torch.version, "hip", None) or "-"
 print(sys.version.split()[0], torch.__version__, gpu, now)
 """
 """Prints the versions of Python and torch, what torch is built for, and a digest of all that these depend on: machine,
-interpreter, folders of modules, libraries. Arguments: the last answer, which is printed again if its digest is right.
+interpreter, folders of modules, libraries. Arguments: names of packages that must be there, of which the first missing
+one is printed; and the last answer, which is printed again if its digest is right.
 """
 _GOOD_ANSWER = re.compile(r"[!-~]{1,80} [!-~]{1,80} [!-~]{1,80} [0-9a-f]{64}")
 
@@ -76,8 +82,9 @@ def check_torch(
     request: JobRequest,
     *,
     imports: bool = False,
+    packages: Sequence[str] = (),
 ) -> TorchFound | None:
-    """Refuse a Python without torch, and a torch built for CPUs on GPU nodes.
+    """Refuse a Python without torch or a named package, and a torch built for CPUs on GPU nodes.
 
     Args:
         profile: of the cluster.
@@ -86,6 +93,7 @@ def check_torch(
         python: path of the interpreter.
         request: of the job.
         imports: torch must be imported, even if nothing has changed since the last good answer.
+        packages: further packages that the job needs.
 
     Returns:
         The versions; None if our own interpreter has a torch, which is not imported.
@@ -100,12 +108,13 @@ def check_torch(
     if python == sys.executable and is_plain and not transport.is_remote and not request.gpus_per_node:
         from importlib.util import find_spec
 
-        found = None if find_spec("torch") is not None else _no_torch(python)
+        missing = [name for name in ("torch", *packages) if find_spec(name) is None]
+        found = _no_package(python, missing[0]) if missing else None
     else:
         script = environment_script(profile, context.folders)
         memory = _memory(context, transport.host, script, python)
         known = "" if imports else _recall(memory)
-        argv = ["bash", "-c", script, "bash", python, "-c", _PROBE, *known.split()]
+        argv = ["bash", "-c", script, "bash", python, "-c", _PROBE, " ".join(packages), *known.split()]
         answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S, only_reads=True)
         found = judge_torch(python, answer, request)
         _remember(memory, known, "" if isinstance(found, Problem) else " ".join(answer.stdout.split()[-4:]))
@@ -116,9 +125,9 @@ def check_torch(
 
 def judge_torch(python: str, answer: CommandResult, request: JobRequest) -> TorchFound | Problem:
     """Parse the output of the torch probe: versions, or the problem. Pure."""
-    if answer.exit_status == 3:
-        return _no_torch(python)
     words = answer.stdout.split()[-4:]
+    if answer.exit_status == 3 or (answer.exit_status == 4 and words):
+        return _no_package(python, words[-1] if answer.exit_status == 4 else "torch")
     if answer.exit_status != 0 or len(words) != 4:
         return Problem(
             "environment",
@@ -151,10 +160,10 @@ def check_job_python(profile: ClusterProfile, context: Context) -> None:
         check_torch(profile, context, context.connect(profile), python, request, imports=True)
 
 
-def _no_torch(python: str) -> Problem:
-    return Problem(
-        "environment", f"{python} has no torch, which the trainer needs\ninstall it: {python} -m {_PIP}", of="profile"
-    )
+def _no_package(python: str, name: str) -> Problem:
+    what, remedy = ("the trainer", _PIP) if name == "torch" else ("this run", f"pip install {name}")
+    text = f"{python} has no {name}, which {what} needs\ninstall it: {python} -m {remedy}"
+    return Problem("environment", text, of="profile")
 
 
 def _memory(context: Context, host: str, script: str, python: str) -> Path:

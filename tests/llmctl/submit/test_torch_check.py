@@ -122,6 +122,19 @@ def test_a_failure_is_not_kept(context, there):
     assert imports(there) == 2
 
 
+def test_a_run_from_a_gguf_file_needs_the_package(context, there):
+    made = plan(context, "r")
+    checkpoint = made.job.config.checkpoint.model_copy(update={"load": "/m.gguf"})
+    config = made.job.config.model_copy(update={"checkpoint": checkpoint})
+    started = replace(made, job=replace(made.job, config=config))
+    check(context)
+    with pytest.raises(ProfileError, match=r"has no gguf, which this run needs .*\ninstall it: .* -m pip install gguf"):
+        execute_plan(started, context)
+    (packages(there) / "gguf.py").touch()
+    execute_plan(started, context)
+    assert imports(there) == 2
+
+
 def test_a_refused_torch_is_not_kept(context, there):
     for _ in range(2):
         with pytest.raises(ProfileError, match="built for CPUs, and gpu has GPUs"):
