@@ -22,6 +22,7 @@ _FP8, _MXFP4 = "F8_E4M3", "U8"
 _SCALE_OF_FP8, _BLOCKS, _SCALES = "_scale_inv", "_blocks", "_scales"
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _EXPONENT_BIAS = 127
+_INSTEAD = "take the model's files in bfloat16, float16 or float32"
 _ROWS_AT_ONCE = 1 << 10
 
 
@@ -119,21 +120,23 @@ def see_through(stored: Mapping[str, StoredAs], config: Any, path: Path) -> dict
     """
     if config is None:
         return dict(stored)
-    method = config.get("quant_method") if isinstance(config, dict) else config
+    table = config if isinstance(config, dict) else {"quant_method": config}
+    method = table.get("quant_method") or table.get("quant_algo") or "a method without a name"
     if method == "fp8":
-        block = config.get("weight_block_size")
+        block = table.get("weight_block_size")
         if not (
             isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
         ):
             raise HubError(
-                f"{path}: {CONFIG_KEY} has weight_block_size {block!r}; fp8 is read with blocks of two sizes"
+                f"{path}: {CONFIG_KEY} has weight_block_size {block!r}, but fp8 is read only with a scale for each "
+                f"block, of two sizes; {_INSTEAD}"
             )
         return _see_fp8(stored, (block[0], block[1]), path)
     if method == "mxfp4":
         return _see_mxfp4(stored, path)
     raise HubError(
-        f"{path}: its weights are quantized by {method}, which is not read; fp8 and mxfp4 are, and any weights in "
-        "bfloat16, float16 or float32"
+        f"{path}: its weights are quantized by {method}, which is not read; {_INSTEAD}, or in fp8 with a scale for "
+        "each block, or in mxfp4"
     )
 
 

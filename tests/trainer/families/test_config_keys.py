@@ -148,6 +148,16 @@ def test_an_absent_key_and_a_null_one_may_differ() -> None:
     assert model_of(LLAMA, attention_bias=None)["add_qkv_bias"] is False
 
 
+def test_keys_of_published_files_that_change_no_logit_are_read() -> None:
+    """Of GPT-2 medium, Phi-4-mini, StarCoder2 of 7B, old files of BERT, and any quantized file."""
+    quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    assert model_of(GPT2, n_special=0, predict_special_tokens=True, xla_device=True) == model_of(GPT2)
+    assert model_of(LLAMA, eos_token_ids=[2], **quantized) == model_of(LLAMA)
+    assert model_of(PHI3, full_attn_mod=1, interpolate_factor=1, lm_head_bias=False) == model_of(PHI3)
+    with pytest.raises(FamilyError, match="lm_head_bias is True, but this trainer computes only False"):
+        model_of(PHI3, lm_head_bias=True)
+
+
 def test_norms_of_latents_keep_their_epsilon() -> None:
     """As in Moonlight: transformers gives it to no other norm than those of whole vectors."""
     found = model_of(DEEPSEEK_V3, rms_norm_eps=1e-5)

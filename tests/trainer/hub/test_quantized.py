@@ -157,6 +157,8 @@ PROBLEMS = {
     "no blocks": ("fp8", len, {"quantization_config": {"quant_method": "fp8"}}, "weight_block_size None"),
     "no 4-bit scale": ("mxfp4", lambda w: w.pop(f"{EXPERTS}_scales"), {}, f"there is no {EXPERTS}_scales"),
     "another kind": ("fp8", len, {"quantization_config": {"quant_method": "gptq"}}, "quantized by gptq"),
+    "of ModelOpt": ("fp8", len, {"quantization_config": {"quant_algo": "FP8"}}, "by FP8, .* take the model's files in"),
+    "of MLX": ("fp8", len, {"quantization_config": {"bits": 4}}, "quantized by a method without a name"),
     "no config": ("fp8", len, {"quantization_config": None}, "F8_E4M3|weight_scale_inv"),
 }
 

@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 
 _NOT_COMPUTED: Mapping[str, tuple[str, ...]] = {
     "layers of linear attention": (
-        *("bailing_hybrid", "kimi_linear", "minimax", "minimax_text_01", "olmo_hybrid", "qwen3_next"),
+        *("bailing_hybrid", "kimi_linear", "minimax", "minimax_m1", "minimax_text_01", "olmo_hybrid", "qwen3_next"),
         *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     ),
     "state-space layers": (
-        *("bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h", "plamo2", "zamba", "zamba2"),
+        *("bamba", "falcon_h1", "falcon_mamba", "hymba", "jamba", "mamba", "mamba2", "nemotron_h", "phi4flash"),
+        *("plamo2", "zamba", "zamba2"),
     ),
     "recurrent layers": ("recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7", "rwkv6qwen2", "xlstm"),
     "convolutions in the place of attention": ("lfm2", "lfm2_moe"),

@@ -21,7 +21,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
         *("_experts_implementation", "_experts_implementation_internal", "_flash_attn_2_enabled"),
         *("attn_implementation", "cache_implementation", "chunk_size_feed_forward", "gradient_checkpointing"),
         *("pretraining_tp", "torchscript", "use_cache", "use_flash_attention", "use_flash_attention_2"),
-        *("use_flash_attn", "use_reentrant"),
+        *("use_flash_attn", "use_reentrant", "xla_device"),
     ),
     "chooses what a call of the library returns": (
         *("keys_to_ignore_at_inference", "output_attentions", "output_hidden_states", "output_past"),
@@ -34,6 +34,7 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     ),
     "is about the ids of tokens": (
         *("begin_suppress_tokens", "bos_token_id", "cls_token_id", "decoder_start_token_id", "eos_token_id"),
+        "eos_token_ids",
         *("forced_bos_token_id", "forced_eos_token_id", "mask_token_id", "pad_token_id", "sep_token_id"),
         *("suppress_tokens", "unk_token_id"),
     ),
