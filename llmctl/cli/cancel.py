@@ -8,9 +8,13 @@ import typer
 from llmctl.cli.completion import complete_run
 from llmctl.context import ClusterSession, Context, say
 from llmctl.errors import LlmctlError, RecordError
+from llmctl.job_state import JobState
 from llmctl.operate.cancel import GRACE_S, cancel_run, end_without_record
 from llmctl.runs.record import RunRecord
 from llmctl.terminal_text import printable
+
+TELLS_WHY = (JobState.FAILED, JobState.TIMEOUT, JobState.PREEMPTED, JobState.NODE_FAIL)
+"""Ends with a reason, which may be long."""
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -56,5 +60,6 @@ def _cancel(context: Context, reference: str, grace_s: float) -> str:
         session.remove_secrets(context, [record])
     context.index.update_state(view.run_id, view.state.value, time.time())
     if outcome.had_ended:
-        return f"{view.run_id} had already ended: {view.detail or view.state}"
+        how = f"; llmctl status {view.run_id} tells why" if view.state in TELLS_WHY else ""
+        return f"{view.run_id} had already ended: {view.state}{how}"
     return f"{view.run_id}: {view.detail or view.state}"

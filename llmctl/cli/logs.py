@@ -147,9 +147,9 @@ def _show_last(found: Found, count: int, *, whole_only: bool) -> dict[str, int]:
 
 
 def _show_traceback(found: Found, shown: Mapping[str, Sequence[str]]) -> None:
-    """Show the first failing rank's traceback, unless the shown lines contain it."""
+    """Show the first failing rank's traceback, unless the shown lines contain it, or the message says all."""
     cause = found.errors[0] if found.choice.kind == "failed" and found.errors else None
-    lines = cause.traceback.rstrip().splitlines() if cause is not None else []
+    lines = cause.traceback.rstrip().splitlines() if cause is not None and not cause.is_own else []
     if cause is None or not lines:
         return
     source = f"rank {cause.rank}"
@@ -164,7 +164,7 @@ def _why_nothing(found: Found) -> str:
         return f"no output yet; see llmctl status {found.record.run_id}"
     transport = found.session.transport
     view = observe_run(found.record, transport, found.session.watch())
-    how = pending_words(view, transport.now()) if view.state is JobState.PENDING else f"{view.state}: {view.detail}"
+    how = pending_words(view, transport.now()) if view.state is JobState.PENDING else view.summary
     return f"no output yet; {how}"
 
 

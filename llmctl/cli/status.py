@@ -26,6 +26,8 @@ RECENT = 10
 """Number of finished runs shown without --all."""
 WATCH_INTERVAL_S = 2.0
 """Seconds between two reads of the runs' files."""
+DETAIL_WIDTH = 160
+"""Characters of a reason beside other runs; the page of one run has all of it."""
 WIDE = 100
 """Terminal width, in columns, from which the table has wide spacing."""
 COLUMNS = ("RUN", "CLUSTER", "STATE", "TRY", "ITERATION", "LOSS", "TOKENS/S", "MFU", "ETA", "AGE")
@@ -124,6 +126,14 @@ def _cells(view: RunView) -> list[str]:
     ]
 
 
+def _reason(view: RunView, words: str, *, is_alone: bool) -> str:
+    """The words on one line; beside other runs, only their beginning."""
+    line = " ".join(printable(words).split())
+    if is_alone or len(line) <= DETAIL_WIDTH:
+        return line
+    return f"{line[:DETAIL_WIDTH].rstrip()}... (all of it: llmctl status {printable(view.run_id)})"
+
+
 def _show(views: Sequence[RunView]) -> None:
     if not views:
         return
@@ -131,7 +141,9 @@ def _show(views: Sequence[RunView]) -> None:
         console = rich_console()
         console.print(_table(views, console.width))
         return
-    rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), printable(view.detail) or "-"] for view in views)]
+    is_alone = len(views) == 1
+    reasons = [_reason(view, view.detail, is_alone=is_alone) for view in views]
+    rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), why or "-"] for view, why in zip(views, reasons, strict=True))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
@@ -160,8 +172,9 @@ def _table(views: Sequence[RunView], width: int) -> "Group":
     details = []
     for view in views:
         if view.detail:
-            state = (view.state.value, COLOURS.get(view.state, "red"))
-            details.append(Text.assemble((printable(view.run_id), "bold"), " ", state, f": {printable(view.detail)}"))
+            words = Text(_reason(view, view.summary, is_alone=len(views) == 1))
+            words.stylize(COLOURS.get(view.state, "red"), 0, len(view.state.value))
+            details.append(Text.assemble((printable(view.run_id), "bold"), " ", words))
     return Group(table, *details)
 
 

@@ -93,7 +93,7 @@ def end_of_run(view: RunView) -> int:
         return 0
     source = "--rank failed" if view.detail.startswith("rank ") else "--job"
     more = "" if view.state is JobState.CANCELLED else f"\nsee: llmctl logs {view.run_id} {source}"
-    raise FollowedRunFailed(f"{view.run_id} {view.state}: {view.detail}{more}")
+    raise FollowedRunFailed(f"{view.run_id} {view.summary}{more}")
 
 
 class _Session:
@@ -241,7 +241,7 @@ def _warning(view: RunView, has_queue: bool, now: float) -> tuple[str, str]:
         # The expected start changes with every cycle of the scheduler.
         return view.detail.partition("; expected to start ")[0], pending_words(view, now)
     if view.state in (JobState.RUNNING, JobState.UNKNOWN) and view.detail not in ("", "starting", "ending"):
-        return view.state.value, f"{view.state}: {view.detail}"
+        return view.state.value, view.summary
     return "", ""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmctl.context import ClusterSession, Context
 from llmctl.durations import duration_text
-from llmctl.errors import LlmctlError, RecordError, SchedulerError
+from llmctl.errors import LlmctlError, ProfileError, RecordError, SchedulerError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import DetailsMemory
 from llmctl.runs.index import IndexEntry
@@ -17,6 +17,7 @@ from llmctl.runs.observe import observe_runs
 from llmctl.runs.record import RecordAbsent, RunRecord
 from llmctl.runs.record import load_records as load_run_records
 from llmctl.runs.view import RunView
+from llmctl.site.profile_names import cluster_names
 
 SEEN_EVERY_S = 600.0
 """The index records an unchanged state this often, and a changed state at once."""
@@ -74,6 +75,8 @@ class RunSurvey:
             # The full message appears once, below all runs; a run's own line stays one line.
             why = f"{cluster} cannot be reached: {error.message.splitlines()[0]}"
             return [_last_seen(entry, why) for entry in entries]
+        except ProfileError as error:
+            return [_without_profile(entry, error, self.context) for entry in entries]
         except LlmctlError as error:
             return [_unknown(entry, error.message) for entry in entries]
         views, ended = [], []
@@ -127,6 +130,17 @@ def _without_record(entry: IndexEntry, error: RecordError, context: Context) -> 
     if isinstance(error, RecordAbsent):
         detail += f"; to forget the run, remove {context.index.folder / entry.run_id}.json"
     return _unknown(entry, detail)
+
+
+def _without_profile(entry: IndexEntry, error: ProfileError, context: Context) -> RunView:
+    """The state of an ended run, which cannot change; a hint at the profile for any other run."""
+    if has_finished(entry):
+        return _view(entry, JobState(entry.last_state), "")
+    path = context.folders.clusters / f"{entry.cluster}.yaml"
+    hint = error.message.splitlines()[0]
+    if entry.cluster not in cluster_names(context.folders):
+        hint = f"no cluster is called {entry.cluster!r} any more; put its profile back to {path}"
+    return _unknown(entry, hint + (f"; last seen {entry.last_state}" if entry.last_state else ""))
 
 
 def _last_seen(entry: IndexEntry, reason: str) -> RunView:

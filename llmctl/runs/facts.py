@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LONGEST_CAUSE = 4000
+"""Characters of a cause: far above the longest message with its remedy, which is at its end."""
+
 
 @dataclass(frozen=True)
 class Started:
@@ -86,14 +89,27 @@ class RankError:
     traceback: str = ""
     consequence: bool = False
     """True if the rank itself reported its error as the consequence of another rank's failure."""
+    module: str = ""
+    """Module of the exception's class."""
 
     def summary(self) -> str:
-        """``rank 3 (pp 1, dp 0, tp 1) on node7: RuntimeError: first line of the message``."""
+        """``rank 3 (pp 1, dp 0, tp 1) on node7: RuntimeError: first line of the message``.
+
+        An error of the trainer's own is a sentence for the user: the whole message, without the name of its class.
+        """
         where = f" ({self.coordinates})" if self.coordinates else ""
         # gloo messages begin with a source location: "[/.../pair.cc:553] Connection closed by peer".
         message = re.sub(r"^\[[^\]]*:\d+\] ", "", self.message)
-        what = f"{self.type}: {message}" if message else self.type
-        return f"rank {self.rank}{where} on {self.host}: {_first_line(what)}"
+        if message and (self.is_own or self.consequence):
+            what = _one_line(message)
+        else:
+            what = _first_line(f"{self.type}: {message}" if message else self.type)
+        return f"rank {self.rank}{where} on {self.host}: {what}"
+
+    @property
+    def is_own(self) -> bool:
+        """True if the trainer raised the error itself, with a message for its user."""
+        return self.module.partition(".")[0] == "trainer"
 
     @property
     def is_about_a_peer(self) -> bool:
@@ -160,7 +176,7 @@ def parse_ending(data: bytes | None) -> Ending | None:
         _text(values, "reason"),
         _text(values, "signal") or None,
         _float(values, "time"),
-        _first_line(_text(values, "cause"), limit=600),
+        _first_line(_text(values, "cause")),
     )
 
 
@@ -211,6 +227,7 @@ def parse_error(data: bytes | None) -> RankError | None:
         _float(values, "time") or 0.0,
         _text(values, "traceback"),
         values.get("consequence") is True,
+        _text(values, "module"),
     )
 
 
@@ -229,9 +246,19 @@ def _coordinates(value: Any) -> str:
     return " ".join(inner.split())
 
 
-def _first_line(text: str, limit: int = 200) -> str:
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= limit else f"{line[:limit]}..."
+def _first_line(text: str) -> str:
+    return _cut(next((line.strip() for line in text.splitlines() if line.strip()), ""))
+
+
+def _one_line(text: str) -> str:
+    """The lines of a message in one, divided by semicolons where they end without a sign."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    parts = [line if line[-1] in ".,:;" or line is lines[-1] else f"{line};" for line in lines]
+    return _cut(" ".join(parts))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST_CAUSE else f"{line[:LONGEST_CAUSE]}..."
 
 
 def _mapping(data: bytes | None) -> Mapping[str, Any] | None:

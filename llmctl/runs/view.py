@@ -68,6 +68,13 @@ class RunView:
     skipped_iterations: int | None = None
     nan_iterations: int | None = None
 
+    @property
+    def summary(self) -> str:
+        """The state with its reason, such as ``failed: rank 3 ...``. Some reasons begin with the state's word."""
+        if not self.detail or self.detail.startswith(self.state.value):
+            return self.detail or self.state.value
+        return f"{self.state}: {self.detail}"
+
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values; NaN and infinity, which JSON lacks, become null."""
         values = {**asdict(self), "state": str(self.state)}

@@ -12,6 +12,8 @@ from .ends import PartEnd, read_ends
 from .settings import JobSettings
 
 _TAIL_BYTES = 65536
+_LONGEST = 2000
+"""Characters of a cause, whose remedy is at its end."""
 _LAUNCHER_SAYS = re.compile(r"^\w+: error: .*", re.MULTILINE)
 _SUPERVISOR_SAYS = re.compile(r"^llmctl: (?!importing |Grid Engine has started )(.*)", re.MULTILINE)
 """Words of the supervisor and of job.sh, without those that report no failure."""
@@ -115,4 +117,4 @@ def _first_killed(folder: str) -> Optional[Tuple[str, PartEnd]]:
 
 def _last(pattern: "re.Pattern[str]", text: str) -> str:
     found = [" ".join(match.group(match.lastindex or 0).split()) for match in pattern.finditer(text)]
-    return found[-1][:300] if found else ""
+    return found[-1][:_LONGEST] if found else ""

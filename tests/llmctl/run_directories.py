@@ -99,7 +99,16 @@ def beat(
     (attempt / "heartbeat" / f"rank-{rank:05d}.json").write_text(json.dumps(values))
 
 
-def fail(attempt: Path, rank: int, message: str, *, age_s: float, kind: str = "RuntimeError", host: str = "n1") -> None:
+def fail(
+    attempt: Path,
+    rank: int,
+    message: str,
+    *,
+    age_s: float,
+    kind: str = "RuntimeError",
+    host: str = "n1",
+    module: str = "builtins",
+) -> None:
     values = {
         "rank": rank,
         "coordinates": f"rank {rank} (pp 0, dp {rank}, tp 0)",
@@ -108,6 +117,7 @@ def fail(attempt: Path, rank: int, message: str, *, age_s: float, kind: str = "R
         "type": kind,
         "message": message,
         "traceback": "",
+        "module": module,
         "time": time.time() - age_s,
     }
     (attempt / "errors" / f"rank-{rank:05d}.json").write_text(json.dumps(values))

@@ -23,6 +23,7 @@ class FailureRecord:
         consequence: True if the rank only noticed that other ranks had ended or did not answer.
         time: time of the failure in seconds since the epoch. The cause has the smallest time among the records that
             are not consequences.
+        module: module of the exception's class, which tells the trainer's own errors from others.
         exit_code: exit code of the rank. The supervisor reads the record, so that the job exits with the code of the
             cause, whatever the launcher returns.
     """
@@ -37,6 +38,7 @@ class FailureRecord:
     consequence: bool
     time: float
     exit_code: int
+    module: str
 
     def write(self, run: RunDirectory | None) -> None:
         """Write the record into the run directory, if possible."""
@@ -90,6 +92,7 @@ def record_failure(
         consequence=bool(consequence),
         time=time.time(),
         exit_code=exit_code,
+        module=type(error).__module__,
     )
     record.write(run)
     return record

@@ -127,6 +127,17 @@ def test_the_traceback_of_the_first_failed_rank_is_added_if_its_log_lacks_it(run
     assert lines == ["[rank 2] ValueError: loss is NaN", "[rank 0] attempt 2 rank 0 line 30"]
 
 
+def test_an_error_of_the_trainers_own_is_a_sentence_without_class_or_traceback(run, capsys):
+    path = run.path / "attempts/2/errors/rank-00002.json"
+    values = json.loads(path.read_text())
+    trace = "Traceback:\n  at line 7\ntrainer.data.errors.DataError: /w/d: is cut\nwrite it again\n"
+    own = {"type": "DataError", "module": "trainer.data.errors", "message": "/w/d: is cut\nwrite it again"}
+    path.write_text(json.dumps({**values, **own, "traceback": trace}))
+    lines, err = shown(capsys, "demo", "-n", "1", "--rank", "failed")
+    assert "first: rank 2 (pp 0, dp 2, tp 0) on node7: /w/d: is cut; write it again" in err.splitlines()
+    assert "DataError" not in "".join(lines) + err
+
+
 def test_a_pending_run_shows_reason_and_waiting_time(cluster, capsys):
     cluster.run(age_s=300)
     cluster.backend.says("queue", "17|PENDING|job-demo-1|nodes are busy")

@@ -12,6 +12,7 @@ import pytest
 from llmctl.cli.main import main
 from llmctl.cli.status import COLUMNS
 from llmctl.runs.index import RunIndex
+from llmctl.terminal_text import printable
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome
 from tests.waiting import HANG_S
@@ -96,6 +97,45 @@ def test_a_table_on_a_terminal_with_the_reason_below(home, index, job, capsys, m
     out = capsys.readouterr().out
     assert "failed" in out
     assert "rank 1 (pp 0, dp 1, tp 0) on n1: RuntimeError: CUDA out of memory" in " ".join(out.split())
+
+
+REFUSAL = f"/w/ckpt: holds another model: {'keys ' * 60}\nset model.norm_epsilon to 1e-06"
+
+
+def refused(home, index, job, run_id):
+    run = make_run(home / "runs", run_id).submit(job)
+    attempt = run.start_attempt()
+    fail(attempt, 0, REFUSAL, age_s=3, kind="AnotherModelError", module="trainer.checkpoint.errors")
+    leave(attempt, "failed", 3)
+    index.add(run.record)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_page_of_one_run_has_the_whole_reason(home, index, job, capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    for run_id in ("one-1", "two-1"):
+        refused(home, index, job, run_id)
+    assert main(["status"]) == 0
+    table = capsys.readouterr().out
+    assert "1e-06" not in table
+    assert "... (all of it: llmctl status one-1)" in " ".join(table.split())
+    assert is_terminal or len(table.splitlines()) == 3
+    assert main(["status", "one-1"]) == 0
+    page = capsys.readouterr().out
+    assert "keys; set model.norm_epsilon to 1e-06" in " ".join(page.split())
+    assert is_terminal or len(page.splitlines()) == 2
+    assert "AnotherModelError" not in table + page
+
+
+def test_no_word_of_a_state_is_said_twice(home, index, job, capsys, monkeypatch):
+    run = make_run(home / "runs").submit(job)
+    attempt = run.start_attempt()
+    outcome(attempt, "completed", 100)
+    leave(attempt, "completed")
+    index.add(run.record)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["status"]) == 0
+    assert f"{run.record.run_id} completed at iteration 100" in printable(capsys.readouterr().out)
 
 
 def test_old_finished_runs_are_counted_and_shown_with_all(home, index, job, capsys):

@@ -144,7 +144,7 @@ def test_a_recycled_pid_is_never_signalled(tmp_path, index, decoys, capsys):
     run.start_attempt()
     index.add(run.record)
     assert main(["cancel", "demo-1"]) == 0
-    assert "had already ended: job.sh" in capsys.readouterr().out
+    assert capsys.readouterr().out == "demo-1 had already ended: failed; llmctl status demo-1 tells why\n"
 
 
 def test_an_ended_run_is_reported_as_ended(tmp_path, index, decoys, capsys):

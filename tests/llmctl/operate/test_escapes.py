@@ -78,7 +78,7 @@ def failed(run: MadeRun) -> Path:
         (["logs", "demo-1", "--rank", "failed"], ["words of rank 1", "loss is NaN", "ValueError: elsewhere"]),
         (["logs", "-f", "demo-1"], ["words of rank 0", "loss is NaN"]),
         (["status", "demo-1"], ["loss is NaN"]),
-        (["cancel", "demo-1"], ["loss is NaN"]),
+        (["cancel", "demo-1"], ["failed"]),
         (["--debug", "logs", "-f", "demo-1"], ["loss is NaN", "Traceback (most"]),
     ],
     ids=lambda value: ascii(" ".join(value))[:30],

@@ -329,7 +329,25 @@ def test_a_cluster_with_a_missing_profile_hides_no_other(cluster, tmp_path, caps
     cluster.backend.says("queue", "17|RUNNING")
     found = documents(capsys)
     assert (found["demo-1"]["state"], found["gone-1"]["state"]) == ("running", "unknown")
-    assert "no cluster is called 'gone'" in found["gone-1"]["detail"]
+    assert found["gone-1"]["detail"] == (
+        f"no cluster is called 'gone' any more; put its profile back to {tmp_path}/config/llmctl/clusters/gone.yaml"
+    )
+
+
+@pytest.mark.parametrize("text", [None, "scheduler: [\n"], ids=["gone", "broken"])
+def test_an_ended_run_keeps_its_state_without_a_profile(cluster, tmp_path, text, capsys):
+    profile = tmp_path / "config/llmctl/clusters/gone.yaml"
+    if text is not None:
+        profile.write_text(text)
+    for run_id, state in (("gone-1", "completed"), ("gone-2", "running")):
+        cluster.index.add(make_run(tmp_path / "runs", run_id, cluster="gone").submit_to_queue("5").record)
+        cluster.index.update_state(run_id, state, time.time())
+    found = documents(capsys)
+    assert (found["gone-1"]["state"], found["gone-1"]["detail"]) == ("completed", "")
+    assert found["gone-2"]["state"] == "unknown"
+    assert str(profile) in found["gone-2"]["detail"] and "last seen running" in found["gone-2"]["detail"]
+    assert main(["status"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3, "a row is one line"
 
 
 def test_watching_queries_the_scheduler_every_half_minute(cluster, monkeypatch, capsys):

@@ -160,6 +160,7 @@ def test_data_that_cannot_be_used_ends_before_the_ranks_meet(tmp_path):
     with start(run, data={"mock_data": False, "data_path": [str(tmp_path / "nothing")]}) as attempt:
         assert end(attempt) == [3, 3]
     assert error(run, 1)["type"] == "DataError"
+    assert error(run, 1)["module"].startswith("trainer.")
     assert error(run, 1)["coordinates"] == "rank 1 (pp 0, dp 1, tp 0)"
     assert log(run, 1).count("\n") == 1
     assert "Traceback" not in log(run, 1)
