@@ -96,7 +96,7 @@ def family_of_config(keys: Mapping[str, Any], where: str) -> Family:
     found = next((family for family in (*FAMILIES, *OTHER_NAMES) if family.model_type == model_type), None)
     if found is None:
         known = {name for family in (*FAMILIES, *OTHER_NAMES) for name in (family.model_type, *family.wrapped_in)}
-        raise FamilyError(f"{where}: {reason(model_type, known)}")
+        raise FamilyError(f"{where}: {reason(keys, known)}")
     named = keys.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise FamilyError(f"{where}: architectures is {named!r}; use a list of names")

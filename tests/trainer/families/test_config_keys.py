@@ -290,32 +290,6 @@ def test_what_cannot_be_computed_is_refused_in_one_sentence(name: str) -> None:
     assert str(caught.value).startswith("config.json: ") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [
-        (
-            "qwen3_next",
-            "has layers of linear attention, which this trainer does not compute; use a model of one of the",
-        ),
-        ("nemotron_h", "has state-space layers, which this trainer does not compute; use a model of one of the types"),
-        ("granitemoehybrid", "has state-space layers, which this trainer does not compute; take a Granite 4 whose"),
-        ("rwkv", "has recurrent layers, which"),
-        ("lfm2", "has convolutions in the place of attention, which"),
-        ("gemma3n", "has a part for images or sound beside its text model, which"),
-        ("deepseek_v32", "has attention to the tokens that an indexer chooses, which"),
-        ("bloom", "has biases of attention by distance (ALiBi), which"),
-        ("phi-msft", "is Phi for Microsoft's first code, which this trainer does not read; take the present files"),
-        ("internlm2", "is InternLM2 with queries, keys and values in one tensor, which this trainer does not read"),
-        ("fancy", "is not a family known here; use a model of one of the types that are read: bert, deepseek_v2, "),
-    ],
-)
-def test_a_model_that_is_not_computed_is_refused_with_its_reason(model_type: str, reason: str) -> None:
-    with pytest.raises(FamilyError) as caught:
-        read_model({"model_type": model_type, "num_hidden_layers": 4}, "config.json")
-    assert f"model_type {model_type!r} {reason}" in str(caught.value)
-    assert str(caught.value).startswith("config.json: ") and "\n" not in str(caught.value)
-
-
 GRANITE4: dict[str, tuple[dict[str, Any], str]] = {
     "a layer of state space": ({"layer_types": ["mamba"] * 3 + ["attention"]}, "has state-space layers"),
     "experts": ({"num_local_experts": 8}, "num_local_experts is 8, but this trainer computes only 0"),
@@ -330,12 +304,6 @@ def test_only_a_dense_granite_4_is_read(name: str) -> None:
     assert model_of(DENSE_GRANITE4)["logits_scaling"] == 2.5
     with pytest.raises(FamilyError, match=re.escape(message)):
         model_of(DENSE_GRANITE4, **changes)
-
-
-def test_a_text_model_of_another_family_beside_images_is_refused() -> None:
-    keys = {"model_type": "mistral3", "text_config": {"model_type": "llama"}}
-    with pytest.raises(FamilyError, match=r"text_config is 'llama'; a model of mistral3 is read with mistral or minis"):
-        read_model(keys, "config.json")
 
 
 def test_bases_of_two_kinds_of_layers_survive() -> None:

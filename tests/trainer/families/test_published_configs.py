@@ -152,6 +152,11 @@ READ: dict[str, tuple[str, int, dict[str, Any]]] = {
     "bigcode/starcoder2-7b": ("StarCoder2", 7_173_923_840, {"window_size": 4096, "activation_func": "gelu_tanh"}),
     "Snowflake/snowflake-arctic-embed-m": ("BERT", 110_106_428, {"num_layers": 12}),
     "google/mt5-small": ("mT5", 300_176_768, {"untie_embeddings_and_output_weights": True, "decoder_num_layers": 8}),
+    "internlm/internlm3-8b-instruct": (
+        "InternLM3",
+        8_804_241_408,
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "add_qkv_bias": False, "kv_channels": 128},
+    ),
 }
 REFUSED = {
     "microsoft/phi-2 of 2023": "model_type 'mixformer-sequential' is Phi for Microsoft's first code, which this ",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
+_IMAGES, _LINEAR = "a part for images or sound beside its text model", "layers of linear attention"
+_STATES, _INDEXED = "state-space layers", "attention to the tokens that an indexer chooses"
+_ALIBI = "biases of attention by distance (ALiBi)"
 _NOT_COMPUTED: Mapping[str, tuple[str, ...]] = {
-    "layers of linear attention": (
+    _LINEAR: (
         *("bailing_hybrid", "kimi_linear", "minimax", "minimax_m1", "minimax_text_01", "olmo_hybrid", "qwen3_next"),
         *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     ),
-    "state-space layers": (
+    _STATES: (
         *("bamba", "falcon_h1", "falcon_mamba", "hymba", "jamba", "mamba", "mamba2", "nemotron_h", "phi4flash"),
         *("plamo2", "zamba", "zamba2"),
     ),
     "recurrent layers": ("recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7", "rwkv6qwen2", "xlstm"),
     "convolutions in the place of attention": ("lfm2", "lfm2_moe"),
-    "a part for images or sound beside its text model": (
+    _IMAGES: (
         *("aya_vision", "cohere2_vision", "deepseek_vl_v2", "exaone4_5", "gemma3n", "gemma4", "glm4v", "glm4v_moe"),
         *(
             "git",
@@ -43,13 +47,22 @@ _NOT_COMPUTED: Mapping[str, tuple[str, ...]] = {
         *("phi4_multimodal", "phi4mm", "pixtral", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl"),
         *("qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7", "ultravox", "voxtral", "whisper"),
     ),
-    "attention to the tokens that an indexer chooses": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
-    "biases of attention by distance (ALiBi)": ("bloom", "jais", "mpt"),
+    _INDEXED: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+    _ALIBI: ("bloom", "jais", "mpt"),
     "layers of different shapes": ("deci", "nemotron-nas", "openelm"),
     "an activation with trained coefficients": ("apertus",),
     "the router SparseMixer": ("phimoe",),
     "norms over queries and keys after their rotation": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
     "norms without weights": ("olmo",),
+}
+
+# Keys that show the part in a file of any other type.
+_SIGNS: Mapping[str, tuple[str, ...]] = {
+    _IMAGES: ("audio_config", "mm_vision_tower", "vision_config", "visual"),
+    _LINEAR: ("linear_attn_config", "linear_num_key_heads"),
+    _STATES: ("hybrid_override_pattern", "mamba_d_state", "ssm_cfg", "ssm_state_size"),
+    _INDEXED: ("index_topk",),
+    _ALIBI: ("alibi",),
 }
 
 _OTHER_FORM: Mapping[str, tuple[str, str]] = {
@@ -66,13 +79,14 @@ _OTHER_FORM: Mapping[str, tuple[str, str]] = {
 }
 
 
-def reason(model_type: object, known: Collection[str]) -> str:
-    """One sentence, without its place: the reason why files of this type are not read, and what to do.
+def reason(keys: Mapping[str, Any], known: Collection[str]) -> str:
+    """One sentence, without its place: the reason why a file of an unknown type is not read, and what to do.
 
     Args:
-        model_type: ``model_type`` of a config.json; None if it has none.
-        known: the types that are read.
+        keys: content of config.json.
+        known: the model types that are read.
     """
+    model_type = keys.get("model_type")
     others = f"one of the types that are read: {', '.join(sorted(known))}"
     if model_type is None:
         return f"has no model_type, which names the family; add it as transformers 5 writes it, {others}"
@@ -80,6 +94,7 @@ def reason(model_type: object, known: Collection[str]) -> str:
         what, remedy = _OTHER_FORM[str(model_type)]
         return f"model_type {model_type!r} {what}, which this trainer does not read; {remedy}"
     part = next((part for part, model_types in _NOT_COMPUTED.items() if model_type in model_types), None)
+    part = part or next((part for part, signs in _SIGNS.items() if any(keys.get(sign) for sign in signs)), None)
     if part is not None:
         return f"model_type {model_type!r} has {part}, which this trainer does not compute; use a model of {others}"
     return f"model_type {model_type!r} is not a family known here; use a model of {others}"

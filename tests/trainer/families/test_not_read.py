@@ -1,0 +1,59 @@
+"""Models of types that are not read: refused by the part that is not computed, with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.families.catalogue import read_model
+from trainer.families.format.errors import FamilyError
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        (
+            "qwen3_next",
+            "has layers of linear attention, which this trainer does not compute; use a model of one of the",
+        ),
+        ("nemotron_h", "has state-space layers, which this trainer does not compute; use a model of one of the types"),
+        ("granitemoehybrid", "has state-space layers, which this trainer does not compute; take a Granite 4 whose"),
+        ("rwkv", "has recurrent layers, which"),
+        ("lfm2", "has convolutions in the place of attention, which"),
+        ("gemma3n", "has a part for images or sound beside its text model, which"),
+        ("deepseek_v32", "has attention to the tokens that an indexer chooses, which"),
+        ("bloom", "has biases of attention by distance (ALiBi), which"),
+        ("phi-msft", "is Phi for Microsoft's first code, which this trainer does not read; take the present files"),
+        ("internlm2", "is InternLM2 with queries, keys and values in one tensor, which this trainer does not read"),
+        ("fancy", "is not a family known here; use a model of one of the types that are read: bert, deepseek_v2, "),
+    ],
+)
+def test_a_model_that_is_not_computed_is_refused_with_its_reason(model_type: str, reason: str) -> None:
+    with pytest.raises(FamilyError) as caught:
+        read_model({"model_type": model_type, "num_hidden_layers": 4}, "config.json")
+    assert f"model_type {model_type!r} {reason}" in str(caught.value)
+    assert str(caught.value).startswith("config.json: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sign", "part"),
+    [
+        ({"vision_config": {"hidden_size": 16}}, "a part for images or sound"),
+        ({"linear_num_key_heads": 4}, "layers of linear attention"),
+        ({"mamba_d_state": 16}, "state-space layers"),
+        ({"index_topk": 2048}, "attention to the tokens that an indexer chooses"),
+        ({"alibi": True}, "biases of attention by distance"),
+    ],
+)
+def test_a_model_of_a_new_type_is_refused_by_the_keys_of_its_parts(sign: dict[str, Any], part: str) -> None:
+    with pytest.raises(FamilyError, match=f"model_type 'new' has {part}"):
+        read_model({"model_type": "new", **sign}, "config.json")
+    with pytest.raises(FamilyError, match="model_type 'new' is not a family known here"):
+        read_model({"model_type": "new", **dict.fromkeys(sign)}, "config.json")
+
+
+def test_a_text_model_of_another_family_beside_images_is_refused() -> None:
+    keys = {"model_type": "mistral3", "text_config": {"model_type": "llama"}}
+    with pytest.raises(FamilyError, match=r"text_config is 'llama'; a model of mistral3 is read with mistral or minis"):
+        read_model(keys, "config.json")
