@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -146,24 +146,25 @@ class Context:
             root = os.path.normpath(self.cwd / expand(root, lambda: str(self.folders.home)))
         return profile.model_copy(update={"runs_root": root})
 
-    def runs_root(self, profile: ClusterProfile) -> str:
+    def runs_root(
+        self, profile: ClusterProfile, *, group: str | None = None, home: Callable[[], str] | None = None
+    ) -> str:
         """Absolute path of a cluster's folder of run directories, on the cluster's machine.
 
-        Only a leading ``~``, the home directory there, needs a question to the machine.
+        Without runs_root it is the profile's work area, else a folder in the home directory. Only a leading ``~``, the
+        home directory there, needs a question to the machine.
+
+        Args:
+            profile: of the cluster.
+            group: for the work area; None: LLMCTL_GROUP or the profile's.
+            home: gives the home directory there; None: ask the machine.
 
         Raises:
-            ProfileError: runs_root is not set, or is not an absolute path there.
+            ProfileError: runs_root is not an absolute path there, or the work area is not valid.
             SchedulerError: the machine does not answer.
         """
-        root = profile.runs_root
-        if root is None:
-            raise ProfileError(
-                f"cluster {profile.name} has no runs_root: the folder of run directories that all nodes share\n"
-                f"llmctl clusters setup {profile.name} asks for it; or set LLMCTL_RUNS_ROOT, or runs_root in "
-                f"{self.folders.clusters / profile.name}.yaml"
-            )
-        if root == "~" or root.startswith("~/"):
-            root = self.connect(profile).home() + root[1:]
+        root = profile.runs_root or self._unset_root(profile, group)
+        root = expand(root, home or (lambda: self.connect(profile).home()))
         if not root.startswith("/"):
             raise ProfileError(
                 f"cluster {profile.name}: runs_root: {root} is not absolute\n"
@@ -171,6 +172,14 @@ class Context:
                 "LLMCTL_RUNS_ROOT"
             )
         return os.path.normpath(root)
+
+    def _unset_root(self, profile: ClusterProfile, group: str | None) -> str:
+        from llmctl.site.unset_values import HOME_FOLDER, work_area
+        from llmctl.transport.ssh.ssh_config import user_on
+
+        user = user_on(profile.hosts[0] if profile.hosts else profile.login.host, self.environment)
+        group = group or self.environment.get("LLMCTL_GROUP") or profile.group
+        return work_area(profile, group=group, user=user) or HOME_FOLDER
 
     def cluster(self, flag: str | None) -> tuple[str, str]:
         """Name and origin of the chosen cluster: --cluster, LLMCTL_CLUSTER, config.yaml or local.
@@ -203,10 +212,10 @@ def is_remote(profile: ClusterProfile) -> bool:
 
 
 def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterProfile:
-    """Replace ``~`` in a profile's paths. Asks the machine for its home only if a path begins with ``~``.
+    """Replace ``~`` in a profile's paths, and fill in runs_root. Asks the machine for its home only if it is needed.
 
     Raises:
-        ProfileError: runs_root is not set, or not absolute.
+        ProfileError: runs_root is not absolute.
         SchedulerError: the machine does not answer.
     """
     root = context.runs_root(profile)
@@ -214,13 +223,17 @@ def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterP
     def home() -> str:
         return context.connect(profile).home() if is_remote(profile) else str(context.folders.home)
 
+    return _with_home(profile, home).model_copy(update={"runs_root": root})
+
+
+def _with_home(profile: ClusterProfile, home: Callable[[], str]) -> ClusterProfile:
+    """Replace ``~`` in the paths of a profile, apart from runs_root."""
     software, container = profile.environment, profile.container
     paths = {"path": software.path, "python": software.python, "module_init": software.module_init}
     mounts = tuple(":".join(expand(part, home) for part in mount.split(":")) for mount in container.mounts)
     places = {"image_folder": container.image_folder, "save": container.save}
     return profile.model_copy(
         update={
-            "runs_root": root,
             "environment": software.model_copy(update=_expanded(paths, home)),
             "container": container.model_copy(update={**_expanded(places, home), "mounts": mounts}),
         }
@@ -267,21 +280,48 @@ class ClusterSession:
         return cls(profile, context.connect(profile), context.queue_backend(profile))
 
     @classmethod
-    def for_jobs(cls, context: Context, cluster: str, origin: str) -> ClusterSession:
+    def for_jobs(cls, context: Context, cluster: str, origin: str, *, asks: bool = True) -> ClusterSession:
         """Open a session for submitting: no path of its profile begins with ``~``.
+
+        A runs_root that is not set waits for the group of the job: ``with_runs_root``.
 
         Args:
             context: this call of llmctl.
             cluster: the cluster's name.
             origin: source of the name, for messages.
+            asks: False for a dry run, which does not contact another machine.
 
         Raises:
             ProfileError: the cluster has no profile, or an invalid profile.
             UsageError: as above, and ``origin`` is a flag.
             SchedulerError: the machine does not answer the question for the home directory.
         """
-        profile = resolve_profile_paths(context.profile(cluster, origin), context)
-        return cls(profile, context.connect(profile), context.queue_backend(profile))
+        profile = context.profile(cluster, origin)
+        if asks or not is_remote(profile):
+            transport = context.connect(profile)
+        else:
+            from llmctl.site.unset_values import HOME
+            from llmctl.transport.uncontacted import UncontactedMachine
+
+            host = profile.login.host or next(iter(profile.hosts), profile.name)
+            transport = cast("Transport", UncontactedMachine(host, HOME))
+
+        def home() -> str:
+            return transport.home() if transport.is_remote else str(context.folders.home)
+
+        root = None if profile.runs_root is None else context.runs_root(profile, home=home)
+        profile = _with_home(profile, home).model_copy(update={"runs_root": root})
+        return cls(profile, transport, context.queue_backend(profile))
+
+    def with_runs_root(self, context: Context, group: str | None) -> ClusterSession:
+        """The session with a runs_root, if the profile sets none: the work area of the group, else below the home.
+
+        Raises:
+            ProfileError: the work area is not valid.
+            SchedulerError: the machine does not answer the question for the home directory.
+        """
+        root = context.runs_root(self.profile, group=group, home=self.transport.home)
+        return replace(self, profile=self.profile.model_copy(update={"runs_root": root}))
 
     def watch(
         self,

@@ -173,14 +173,15 @@ def _asked(context: Context, profile: "ClusterProfile") -> "Answers":
 
 def _suggestion(context: Context, profile: "ClusterProfile", answers: "Answers") -> str | None:
     """Suggested runs_root: the present one, or the site's work area."""
-    from llmctl.operate.cluster_setup import suggested_runs_root, user_on
+    from llmctl.site.unset_values import work_area
+    from llmctl.transport.ssh.ssh_config import user_on
 
     if profile.runs_root is not None or profile.work_area is None:
         return profile.runs_root
     hosts = answers.hosts or profile.hosts
     host = profile.login.host if answers.login is None else answers.login
     user = user_on(hosts[0] if hosts else host, context.environment)
-    return suggested_runs_root(profile, group=answers.group or profile.group, user=user)
+    return work_area(profile, group=answers.group or profile.group, user=user)
 
 
 def _with_work_area(context: Context, profile: "ClusterProfile", answers: "Answers") -> "Answers":

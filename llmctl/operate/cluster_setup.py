@@ -1,13 +1,11 @@
 """``clusters setup``: turn the user's answers into overlay changes, checked as the resulting profile."""
 
-import getpass
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmctl.errors import ProfileError, SchedulerError
+from llmctl.errors import ProfileError
 from llmctl.paths import UserFolders, profile_files
 from llmctl.site.overlay_file import edited
 from llmctl.site.profile import ClusterProfile, profile_of, read_layer
@@ -66,40 +64,6 @@ class Answers:
 def bundled_login(profile: ClusterProfile, answers: Answers) -> dict[tuple[str, ...], None]:
     """Unset the bundled login host if this machine is a login node."""
     return {("login", "host"): None} if answers.login == "" and profile.login.host is not None else {}
-
-
-def suggested_runs_root(profile: ClusterProfile, *, group: str | None, user: str) -> str | None:
-    """The site's folder for runs, from the profile's work_area; None without a work_area or group.
-
-    Args:
-        profile: the cluster's profile.
-        group: group, project or account to bill.
-        user: the user's name on the cluster.
-    """
-    area = profile.work_area
-    if area is None or ("{group}" in area and not group):
-        return None
-    try:
-        return area.format(group=group, user=user)
-    except (KeyError, IndexError, ValueError, AttributeError):
-        raise ProfileError(
-            f"clusters/{profile.name}.yaml: work_area: {area!r} is not valid: {{group}} and {{user}} can be filled in"
-        ) from None
-
-
-def user_on(host: str | None, environment: Mapping[str, str]) -> str:
-    """The user's name on a host, from ssh's configuration; on this machine if ``host`` is None. Opens no connection.
-
-    Args:
-        host: as the ssh command knows the host.
-        environment: environment variables of this process.
-    """
-    if host:
-        from llmctl.transport.ssh.ssh_config import resolve
-
-        with suppress(SchedulerError):
-            return resolve(host, environment).user
-    return environment.get("LOGNAME") or getpass.getuser()
 
 
 def below_home(path: str, folders: UserFolders) -> str:

@@ -99,7 +99,8 @@ def check_job(
     # Not worth a connection, which may ask for a password.
     if job.is_remote and problems:
         raise resolved.error(problems)
-    paths = [_runs_root_path(job.profile, job.folders), *own_paths]
+    root = _runs_root_path(job.profile, job.folders)
+    paths = [root, *own_paths]
     if job.config is not None or job.request.container is not None:
         from llmctl.submit.checks.config import named_paths
 
@@ -113,12 +114,15 @@ def check_job(
         from llmctl.submit.checks.hosts import check_hosts_answer
 
         check_hosts_answer(job, cast("HostGroup", session.transport))
-    problems += _path_problems(paths, transport)
+    is_elsewhere = dry_run and job.queue is not None
+    problems += _path_problems([path for path in paths if path is not root or not is_elsewhere], transport)
     if job.config is not None and not problems:
         problems += _content_problems(job, job.config, transport)
     if problems:
         raise resolved.error(problems)
     warnings = _warnings(job)
+    if is_elsewhere:  # this machine may not be the login node
+        warnings += [problem.text for problem in _path_problems([root], transport)]
     if job.config is not None and not dry_run:
         from llmctl.submit.checks.config import split_warnings
 

@@ -13,15 +13,17 @@ from llmctl import __version__
 from llmctl.context import ClusterSession, Context
 from llmctl.errors import UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
+from llmctl.site.job import JobSpec
 from llmctl.submit.check_job import check_job
 from llmctl.submit.decide import decide_job
-from llmctl.submit.job import ConfigFile, Flag, Job, PathCheck, Problem, SubmitArguments, SubmitPlan
+from llmctl.submit.job import ConfigFile, Flag, Job, PathCheck, Problem, RenderedJob, SubmitArguments, SubmitPlan
 from llmctl.submit.origins import Origin, Resolved
 from llmctl.submit.render import render
 from llmctl.submit.resolve import job_section, job_spec, parse_settings, resolve
 from llmctl.transport.file_writes import PathFacts
 
 if TYPE_CHECKING:
+    from llmctl.site.profile import ClusterProfile
     from llmctl.submit.user_code import UserCode
 
 
@@ -31,8 +33,8 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     Raises:
         UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
     """
-    session = ClusterSession.for_jobs(context, *context.cluster(arguments.cluster))
-    profile, file = session.profile, _read_config(context, arguments)
+    session = ClusterSession.for_jobs(context, *context.cluster(arguments.cluster), asks=not arguments.dry_run)
+    file = _read_config(context, arguments)
     default_name, flags = _default_name(arguments, file), _flags(arguments)
     resolved = resolve(context, session, file, flags, job_only=bool(arguments.command))
     if arguments.after is not None:  # only a flag, no config key: --after names a run
@@ -51,6 +53,10 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
         config = training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
     spec = job_spec(resolved, section, default_name, after=arguments.after, command=arguments.command)
+    if arguments.dry_run or session.profile.runs_root is None:
+        session, notes = _with_unset_values(context, session, spec, dry_run=arguments.dry_run)
+        warnings += notes
+    profile = session.profile
     now = time.strftime("%y%m%d-%H%M%S")
     run_id = new_run_id(spec.name, now) if arguments.run_id is None else _valid_run_id(arguments.run_id)
     run_dir = Path(str(profile.runs_root)) / run_id
@@ -69,15 +75,45 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
         job = replace(job, request=replace(job.request, after=before.ids, after_any=before.is_any))
         warnings += before.warnings
     template = _read_template(context, arguments.template) if arguments.template is not None else None
+    record, rendered = _first_record(context, job, resolved, user_code, template), render(job, template=template)
+    if arguments.dry_run:
+        warnings += _placeholder_notes(profile, rendered)
     return SubmitPlan(
-        record=_first_record(context, job, resolved, user_code, template),
+        record=record,
         job=job,
-        rendered=render(job, template=template),
+        rendered=rendered,
         user_code=user_code,
         installed=arguments.installed,
         is_new=True,
         warnings=tuple(warnings),
     )
+
+
+def _with_unset_values(
+    context: Context, session: ClusterSession, spec: JobSpec, *, dry_run: bool
+) -> tuple[ClusterSession, list[str]]:
+    """The session with a folder for the runs and, for a dry run, placeholders for what is not set; and notes."""
+    before = session.profile
+    if dry_run:
+        from llmctl.site.unset_values import with_placeholders
+
+        on_hosts, is_remote = session.backend is None, session.transport.is_remote
+        profile = with_placeholders(before, spec, starts_on_hosts=on_hosts and is_remote, is_remote=is_remote)
+        session = replace(session, profile=profile)
+    if before.runs_root is not None:
+        return session, []
+    from llmctl.site.unset_values import runs_root_note
+
+    group = spec.group or session.profile.group
+    session = session.with_runs_root(context, group)
+    return session, [runs_root_note(session.profile, group)]
+
+
+def _placeholder_notes(profile: "ClusterProfile", rendered: RenderedJob) -> list[str]:
+    from llmctl.site.unset_values import placeholder_note
+
+    note = placeholder_note(profile.name, str(rendered))
+    return [note] if note else []
 
 
 def _read_config(context: Context, arguments: SubmitArguments) -> ConfigFile | None:

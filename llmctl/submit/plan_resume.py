@@ -46,7 +46,7 @@ def plan_resume(
         RecordError: the record's job is invalid, or the snapshot of the run's code is missing.
     """
     before = recorded_job_spec(record)
-    session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}")
+    session = _session_of(context, record, asks=not dry_run)
     flags = _resume_flags(settings, nodes, exclude)
     resolved, warnings = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
@@ -77,6 +77,15 @@ def plan_resume(
         is_new=False,
         warnings=tuple(warnings),
     )
+
+
+def _session_of(context: Context, record: RunRecord, *, asks: bool) -> ClusterSession:
+    """The cluster of a run. Without a runs_root, it is the folder that the run is in."""
+    session = ClusterSession.for_jobs(context, record.cluster, f"run {record.run_id}", asks=asks)
+    if session.profile.runs_root is not None:
+        return session
+    root = str(record.run_dir.parent)
+    return replace(session, profile=session.profile.model_copy(update={"runs_root": root}))
 
 
 def _resume_flags(settings: Sequence[str], nodes: int | None, exclude: str | None) -> list[Flag]:

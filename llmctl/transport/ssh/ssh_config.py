@@ -1,11 +1,13 @@
 """The user's ssh configuration as OpenSSH itself resolves it, with Include and Match: ``ssh -G`` (ssh(1))."""
 
+import getpass
 import os
 import pwd
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from llmctl.errors import SchedulerError
@@ -116,6 +118,19 @@ def resolve(host: str, environment: Mapping[str, str]) -> SshConfig:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise SchedulerError(f"ssh -G {host}: {said}", transient=False, argv=argv, exit_status=done.returncode)
     return parse(host, done.stdout, home=pwd.getpwuid(os.getuid()).pw_dir, local_user=_local_user())
+
+
+def user_on(host: str | None, environment: Mapping[str, str]) -> str:
+    """The user's name on a host, from ssh's configuration; on this machine if ``host`` is None. Opens no connection.
+
+    Args:
+        host: as the ssh command knows the host.
+        environment: environment variables of this process.
+    """
+    if host:
+        with suppress(SchedulerError):
+            return resolve(host, environment).user
+    return environment.get("LOGNAME") or getpass.getuser()
 
 
 def ssh_program(environment: Mapping[str, str]) -> str:

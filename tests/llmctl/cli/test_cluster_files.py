@@ -11,10 +11,12 @@ from llmctl.backends import load_queue_backend
 from llmctl.cli import cluster_files
 from llmctl.cli.main import main
 from llmctl.errors import ProfileError
-from llmctl.operate.cluster_setup import below_home, suggested_runs_root, user_on
+from llmctl.operate.cluster_setup import below_home
 from llmctl.paths import UserFolders
 from llmctl.site.overlay_file import changed_text, edited
 from llmctl.site.profile import SCHEDULERS, ClusterProfile, load_profile
+from llmctl.site.unset_values import work_area
+from llmctl.transport.ssh.ssh_config import user_on
 
 HAND_MADE = """\
 # mine, since 2026
@@ -195,11 +197,11 @@ def test_new_asks_for_the_values_that_the_scheduler_needs(folders, monkeypatch):
 def test_the_work_area_is_filled_in_or_not_offered():
     profile = ClusterProfile(name="a", scheduler="slurm", work_area="/p/{user[0]}/{user}/{group}")
 
-    assert suggested_runs_root(profile, group="g", user="eve") == "/p/e/eve/g"
-    assert suggested_runs_root(profile, group=None, user="eve") is None
+    assert work_area(profile, group="g", user="eve") == "/p/e/eve/g"
+    assert work_area(profile, group=None, user="eve") is None
     wrong = profile.model_copy(update={"work_area": "/p/{project}"})
     with pytest.raises(ProfileError, match="work_area"):
-        suggested_runs_root(wrong, group="g", user="eve")
+        work_area(wrong, group="g", user="eve")
 
 
 def test_the_user_name_comes_from_the_ssh_configuration(tmp_path):

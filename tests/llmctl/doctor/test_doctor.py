@@ -88,7 +88,6 @@ TROUBLES = [
     ({"LLMCTL_GROUP": "llm-group"}, {"group": None}, "group", "ok", 0, ""),
     ({"STANDIN_HOME_KIB": "20971521*"}, {}, "quota", "FAULT", 3, "remove old runs"),
     ({"STANDIN_HOME_KIB": "20000000"}, {}, "quota", "warning", 0, "remove old runs"),
-    ({}, {"runs_root": None}, "runs_root", "FAULT", 3, "clusters setup lab --runs-root DIR"),
     ({}, {"runs_root": "/proc/version/runs"}, "runs_root", "FAULT", 3, "clusters setup lab --runs-root DIR"),
     ({"STANDIN_PYTHON_FAILS": "1"}, {}, "environment", "FAULT", 3, "clusters setup lab --venv DIR"),
     ({}, {"environment": {"kind": "venv", "path": "/no/venv"}}, "environment", "FAULT", 3, "-m venv /no/venv"),

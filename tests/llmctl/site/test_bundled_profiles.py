@@ -7,11 +7,11 @@ import pytest
 from llmctl.backends import load_backend
 from llmctl.cli.main import main
 from llmctl.errors import ProfileError
-from llmctl.operate.cluster_setup import suggested_runs_root
 from llmctl.operate.interactive import check_ssh
 from llmctl.paths import BUNDLED, UserFolders
 from llmctl.site.profile import load_profile, read_layer
 from llmctl.site.profile_origins import annotated_lines, origins
+from llmctl.site.unset_values import work_area
 from llmctl.submit.render import interactive_script, job_environment
 
 PATHS = sorted((BUNDLED / "clusters").glob("*.yaml"))
@@ -66,7 +66,7 @@ def test_runs_root_is_never_in_the_home_directory(folders, name):
     assert profile.work_area or (profile.runs_root and not profile.runs_root.startswith("~"))
     group = "grp01" if "{group}" in (profile.work_area or "") else None
     if profile.work_area:
-        suggested = suggested_runs_root(profile, group=group, user="ada")
+        suggested = work_area(profile, group=group, user="ada")
         assert suggested is not None and suggested.startswith("/") and "{" not in suggested
         assert "ada" in suggested
 

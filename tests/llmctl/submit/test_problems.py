@@ -38,7 +38,7 @@ def place(own_folders):
 
 
 def refused(capsys, *arguments, code):
-    assert main(["submit", "--cluster", "bed", "--dry-run", *arguments]) == code
+    assert main(["submit", "--cluster", "bed", *arguments]) == code
     return capsys.readouterr().err.splitlines()
 
 

@@ -311,13 +311,6 @@ def test_a_missing_group_names_the_three_ways(place, capsys, monkeypatch):
     assert submit("--dry-run", "--group", "g2") == 0
 
 
-def test_a_missing_runs_root_is_refused_with_how_to_set_it(place, capsys):
-    write_profile(place, runs_root=None)
-    assert submit() == 3
-    message = capsys.readouterr().err
-    assert "llmctl clusters setup bed" in message and "LLMCTL_RUNS_ROOT" in message
-
-
 CONTAINERS = [
     (["--container", "a b"], ["--container", "is not valid"]),
     (["--container", "img.sqsh"], ["--container", "begins with / or ."]),

@@ -157,7 +157,7 @@ def test_paths_are_the_other_machines(context, tmp_path):
     assert plan(context, "data.tokenizer_model=~/t.json").record.config["data"]["tokenizer_model"].endswith("t.json")
 
 
-def test_a_dry_run_asks_the_other_machine_only_for_its_home(context, tmp_path):
+def test_a_dry_run_asks_the_other_machine_nothing(context, tmp_path):
     write_profile(tmp_path / "here", runs_root="/work/runs", environment={"kind": "venv", "path": "/work/venv"})
     context.connections["far"] = NoMachine()
     dry = plan(context, dry_run=True)
@@ -169,7 +169,10 @@ def test_a_dry_run_asks_the_other_machine_only_for_its_home(context, tmp_path):
         plan(context)
     write_profile(tmp_path / "here")
     with pytest.raises(AssertionError, match="home was asked for"):
-        plan(context, dry_run=True)
+        plan(context)
+    dry = plan(context, dry_run=True)
+    assert "/YOUR-HOME/" in dry.rendered.script
+    assert any("YOUR-HOME (your home directory there" in warning for warning in dry.warnings)
 
 
 def test_the_local_python_is_not_used_on_the_other_machine(context, tmp_path):

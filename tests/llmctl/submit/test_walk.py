@@ -20,7 +20,7 @@ from llmctl.cli.main import main
 ROOT = Path(__file__).parents[3]
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("llmctl", "trainer"))
 MAX_FILES = 26
-MAX_FILES_OF_DRY_RUN = 25
+MAX_FILES_OF_DRY_RUN = 26
 MAX_SWITCHES = 80
 SBATCH = "#!/bin/sh\necho 4242\n"
 
