@@ -113,9 +113,8 @@ def _of_published(kind: str, source: PublishedModel, side_folder: Path) -> Model
 def _of_config_json(path: Path, problem: str) -> ModelDescription:
     found = ModelDescription(str(path), "Hugging Face folder", problem)
     keys = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    known = {key: value for key, value in keys.items() if key != "quantization_config"}
     try:
-        family, model = read_model(known, str(path / CONFIG))
+        family, model = read_model(keys, str(path / CONFIG))
     except FamilyError:
         found.config_json = keys
         found.tokenizer = _tokenizer(TokenizerSettings(tokenizer_model=str(path)), path)

@@ -225,8 +225,7 @@ def read_start_model(path: str, files: Files) -> StartModel | None:
     text = files.read(where)
     if text is None or format_of(Listing(names, config=text.decode(errors="replace"))) is None:
         return None
-    keys = {key: value for key, value in _json(text, where).items() if key != "quantization_config"}
-    _, _, model = published_model(keys, where, lambda: tensor_names(path, names, files))
+    _, _, model = published_model(_json(text, where), where, lambda: tensor_names(path, names, files))
     values = model.model_dump(exclude_defaults=True)
     return StartModel(where, values, path if _has_tokenizer(names) else None)
 
