@@ -17,8 +17,9 @@ from llmctl.job_state import JobState
 from llmctl.operate.follow import default_choice, follow_run, pending_words
 from llmctl.runs.attempts import attempt_numbers
 from llmctl.runs.facts import RankError, first_error, parse_error
+from llmctl.runs.failure_words import SEARCHED_LINES, failure_words
 from llmctl.runs.log_selection import LogChoice, spans
-from llmctl.runs.logs import LogLine, clean, last_lines
+from llmctl.runs.logs import LogLine, clean, last_lines, rank_logs
 from llmctl.runs.observe import observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.transport.file_reads import FileRead
@@ -53,7 +54,7 @@ def logs(
 ) -> int:
     """Show or follow the output of a run.
 
-    With --rank failed: in order of failure, with host, coordinates and cause.
+    With --rank failed: in order of failure, with host, coordinates and cause; of a COMMAND, its traceback.
     """
     if job and rank is not None:
         raise UsageError("--job: shows no output of ranks; leave out --rank")
@@ -67,6 +68,9 @@ def logs(
     if download is not None:
         return _download(found, (context.cwd / download).resolve())
     _say_what_failed(found)
+    if found.choice.kind == "failed" and not found.errors and not follow:
+        _show_end_of_command(found, lines)
+        return 0
     count = lines if lines is not None else LINES_OF_ONE if len(found.files) < 2 else LINES_OF_MANY
     ends = _show_last(found, count, whole_only=follow)
     sys.stdout.flush()
@@ -107,6 +111,9 @@ def _find(
     names, error_names = transport.list_names([folder, f"{folder}/errors"])
     errors = _errors(transport, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
     chosen = choice or default_choice(record, names)
+    if _is_undivided(record, names, chosen) or (chosen.kind == "failed" and not errors and not follow):
+        files = LogChoice("job").files(str(record.run_dir), number, names, [])
+        return Found(record, session, chosen, number, files, errors)
     absence = chosen.absence(names)
     if absence and not follow:
         raise RecordError(f"{record.run_id}: {absence}")
@@ -114,6 +121,19 @@ def _find(
         say(f"{record.run_id}: {absence}; waiting for it")
     files = chosen.files(str(record.run_dir), number, names, [error.rank for error in errors])
     return Found(record, session, chosen, number, files, errors)
+
+
+def _is_undivided(record: RunRecord, names: Sequence[str], choice: LogChoice) -> bool:
+    """True if all ranks of a COMMAND are chosen, whose output is in the logs of job.sh and the nodes.
+
+    Raises:
+        UsageError: single ranks of such a COMMAND are chosen.
+    """
+    if record.config is not None or rank_logs(names):
+        return False
+    if choice.kind == "ranks":
+        raise UsageError(f"--rank: the output of a COMMAND is not divided by ranks; llmctl logs {record.run_id} has it")
+    return choice.kind == "all"
 
 
 def _errors(transport: Transport, paths: Sequence[str]) -> tuple[RankError, ...]:
@@ -128,9 +148,25 @@ def _say_what_failed(found: Found) -> None:
     if found.choice.kind != "failed":
         return
     if not found.errors:
-        say(f"{found.record.run_id}: no rank wrote an error report in attempt {found.attempt}; see llmctl logs --job")
+        where = f" in attempt {found.attempt}" if found.attempt is not None else ""
+        say(f"{found.record.run_id}: no rank wrote an error report{where}; this is from the output of the job:")
     for number, error in enumerate(found.errors):
         say(f"{'first' if number == 0 else 'then'}: {error.summary()}")
+
+
+def _show_end_of_command(found: Found, count: int | None) -> None:
+    """Show the traceback and torchrun's report in the output; without both, its last lines."""
+    read = found.session.transport.read_parts
+    ends = last_lines(read, list(found.files.values()), SEARCHED_LINES, whole_only=False)
+    outputs = {source: texts for source, (texts, _) in zip(found.files, ends, strict=True) if texts}
+    words = {source: failure_words(texts) for source, texts in outputs.items()}
+    shown = {source: texts for source, texts in words.items() if texts}
+    if not shown:
+        least = LINES_OF_MANY if count is None else count
+        shown = {source: texts[max(0, len(texts) - least) :] for source, texts in outputs.items()}
+    for source, texts in shown.items():
+        for text in texts:
+            print(str(LogLine(source, text)) if len(shown) > 1 else text)
 
 
 def _show_last(found: Found, count: int, *, whole_only: bool) -> dict[str, int]:
@@ -160,10 +196,10 @@ def _show_traceback(found: Found, shown: Mapping[str, Sequence[str]]) -> None:
 
 def _why_nothing(found: Found) -> str:
     """Explain why a run has printed nothing: most likely, it has not started."""
-    if found.attempt is not None:
-        return f"no output yet; see llmctl status {found.record.run_id}"
     transport = found.session.transport
     view = observe_run(found.record, transport, found.session.watch())
+    if view.state.is_finished:
+        return f"ended without output: {view.summary}"
     how = pending_words(view, transport.now()) if view.state is JobState.PENDING else view.summary
     return f"no output yet; {how}"
 

@@ -66,7 +66,7 @@ def test_failed_ranks_come_with_the_cause_first(capsys):
         "then: rank 0 (pp 0, dp 0, tp 0) on n1: RuntimeError: Connection closed by peer",
     ]
     lines, err = shown(capsys, "demo", "--rank", "failed", "--attempt", "1")
-    assert lines == []
+    assert lines == ["[job] from job.sh", "[node 0] agent of attempt 1"]
     assert "no rank wrote an error report in attempt 1" in err
 
 
@@ -136,6 +136,36 @@ def test_an_error_of_the_trainers_own_is_a_sentence_without_class_or_traceback(r
     lines, err = shown(capsys, "demo", "-n", "1", "--rank", "failed")
     assert "first: rank 2 (pp 0, dp 2, tp 0) on node7: /w/d: is cut; write it again" in err.splitlines()
     assert "DataError" not in "".join(lines) + err
+
+
+TRACE = ["Traceback (most recent call last):", '  File "x.py", line 6, in <module>', "    f()", "ValueError: odd"]
+
+
+@pytest.fixture
+def command(own_folders):
+    """A COMMAND that has failed without a word."""
+    made = make_run(own_folders / "runs", "cmd-1", train_iters=None).submit(recycled(identify(1)))
+    leave(made.start_attempt(), "failed", 1)
+    RunIndex(own_folders / "state" / "llmctl").add(made.record)
+    return made
+
+
+def test_all_ranks_of_a_command_are_its_output(command, capsys):
+    assert shown(capsys, "cmd-1", "--rank", "all")[1] == "cmd-1: ended without output: failed: ended with exit code 1\n"
+    (command.path / "attempts/1/node-00000.log").write_text("out\n")
+    assert shown(capsys, "cmd-1", "--rank", "all")[0] == ["out"]
+    said = shown(capsys, "cmd-1", "--rank", "0", code=2)[1]
+    assert "--rank: the output of a COMMAND is not divided by ranks; llmctl logs cmd-1 has it" in said
+
+
+def test_a_failed_command_shows_its_traceback_or_last_lines(command, capsys):
+    log = command.path / "attempts/1/node-00000.log"
+    log.write_text("".join(f"line {number}\n" for number in range(50)))
+    lines, err = shown(capsys, "cmd-1", "--rank", "failed")
+    assert lines == [f"line {number}" for number in range(30, 50)]
+    assert "no rank wrote an error report in attempt 1; this is from the output of the job:" in err
+    log.write_text("\n".join([*TRACE, *(f"clean-up {number}" for number in range(50))]))
+    assert shown(capsys, "cmd-1", "--rank", "failed")[0] == TRACE
 
 
 def test_a_pending_run_shows_reason_and_waiting_time(cluster, capsys):
