@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_is_pure_python_and_complete(wheel: Path) -> None:
-    assert wheel.name.endswith("-py3-none-any.whl")
+    assert wheel.name.startswith("llmctl_pretrain-") and wheel.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.run(
         ["git", "ls-files", "--", "llmctl", "trainer", *BUNDLED], cwd=ROOT, capture_output=True, text=True, check=True
@@ -86,7 +86,7 @@ def test_installed_commands_work_outside_the_checkout(installed: Path, tmp_path:
     assert listed.returncode == 0 and "local" in listed.stdout, listed.stdout + listed.stderr
 
 
-def test_installed_submit_without_torch(installed: Path, tmp_path: Path) -> None:
+def test_installed_submit_without_torch(wheel: Path, installed: Path, tmp_path: Path) -> None:
     """A dry run and a COMMAND need no torch; training is refused with the package to install."""
     argv = (installed / "bin/llmctl", "submit", "--cluster", "local", "--run-id", "wheel-test")
     for more in ((), ("--", "echo", "hello")):
@@ -95,6 +95,6 @@ def test_installed_submit_without_torch(installed: Path, tmp_path: Path) -> None
         assert shown.stdout.startswith("#!") and ("echo" if more else "pretrain") in shown.stdout
     training = run(*argv, cwd=tmp_path, HOME=str(tmp_path))
     assert training.returncode == 3, training.stdout + training.stderr
-    assert "has no torch" in training.stderr and "llmctl[train]" in training.stderr
+    assert "has no torch" in training.stderr and f"pip install '{wheel}[train]'" in training.stderr
     assert "Traceback" not in training.stderr
     assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmctl.backends import capabilities_of
 from llmctl.context import Context
+from llmctl.distribution import install_words
 from llmctl.doctor.cluster import judge_container, judge_group, judge_node, judge_places, judge_scheduler, probes
 from llmctl.doctor.probes import PYTHON_PROGRAM, Section, parse_gpus, parse_python, parse_sections, probe_script
 from llmctl.doctor.python import Check, judge_driver, judge_node_python, judge_python
@@ -149,8 +150,9 @@ def _mend_environment(profile: "ClusterProfile", said: str = "") -> str:
     software = profile.environment
     if software.modules and "module" in said:
         return f"module avail; then llmctl clusters setup {profile.name} --module NAME, or module_init in your overlay"
+    words = install_words(elsewhere=True)  # the command may be copied to another machine
     if software.kind == "venv":
-        return f"python3.12 -m venv {software.path} && {software.path}/bin/pip install torch numpy pydantic pyyaml"
+        return f"python3.12 -m venv {software.path} && {software.path}/bin/pip install {words}"
     if software.kind == "conda":
-        return f"conda create -p {software.path} python=3.12, then pip install torch numpy pydantic pyyaml in it"
+        return f"conda create -p {software.path} python=3.12, then pip install {words} in it"
     return f"llmctl clusters setup {profile.name} --venv DIR"

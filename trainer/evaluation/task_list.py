@@ -43,7 +43,7 @@ def check_tasks(specs: Sequence[str], where: str = "--tasks") -> None:
         EvaluationError: names the first task that is unknown or whose file is missing, and what is valid.
     """
     if find_spec("lm_eval") is None:
-        raise EvaluationError(f"{where}: needs the package lm-eval; install it: pip install 'llmctl[evaluate]'")
+        raise EvaluationError(f"{where}: needs the package lm-eval; install it: pip install lm-eval")
     for spec in specs:
         if is_task_file(spec):
             _check_file(Path(spec).expanduser(), f"{where}: {spec}")

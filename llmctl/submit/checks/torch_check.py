@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmctl.backends.base import JobRequest
 from llmctl.context import Context, is_remote
+from llmctl.distribution import install_words
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.container_runtime import last_words
 from llmctl.submit.decide import job_python
@@ -23,7 +24,6 @@ from llmctl.transport.protocol import CommandResult, Transport
 
 _IMPORT_TIMEOUT_S = 300.0
 """The first import of torch from a busy parallel file system takes minutes."""
-_PIP = "pip install 'llmctl[train]'"
 _PROBE = """\
 import hashlib, importlib.util, os, sys
 missing = [name for name in sys.argv[1].split() if importlib.util.find_spec(name) is None]
@@ -116,18 +116,27 @@ def check_torch(
         known = "" if imports else _recall(memory)
         argv = ["bash", "-c", script, "bash", python, "-c", _PROBE, " ".join(packages), *known.split()]
         answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S, only_reads=True)
-        found = judge_torch(python, answer, request)
+        found = judge_torch(python, answer, request, elsewhere=transport.is_remote)
         _remember(memory, known, "" if isinstance(found, Problem) else " ".join(answer.stdout.split()[-4:]))
     if isinstance(found, Problem):
         raise profile_error(context, profile, [found])
     return found
 
 
-def judge_torch(python: str, answer: CommandResult, request: JobRequest) -> TorchFound | Problem:
-    """Parse the output of the torch probe: versions, or the problem. Pure."""
+def judge_torch(
+    python: str, answer: CommandResult, request: JobRequest, *, elsewhere: bool = False
+) -> TorchFound | Problem:
+    """Parse the output of the torch probe: versions, or the problem.
+
+    Args:
+        python: that was asked.
+        answer: of the probe.
+        request: of the job.
+        elsewhere: the Python is on another machine.
+    """
     words = answer.stdout.split()[-4:]
     if answer.exit_status == 3 or (answer.exit_status == 4 and words):
-        return _no_package(python, words[-1] if answer.exit_status == 4 else "torch")
+        return _no_package(python, words[-1] if answer.exit_status == 4 else "torch", elsewhere=elsewhere)
     if answer.exit_status != 0 or len(words) != 4:
         return Problem(
             "environment",
@@ -160,9 +169,9 @@ def check_job_python(profile: ClusterProfile, context: Context) -> None:
         check_torch(profile, context, context.connect(profile), python, request, imports=True)
 
 
-def _no_package(python: str, name: str) -> Problem:
-    what, remedy = ("the trainer", _PIP) if name == "torch" else ("this run", f"pip install {name}")
-    text = f"{python} has no {name}, which {what} needs\ninstall it: {python} -m {remedy}"
+def _no_package(python: str, name: str, *, elsewhere: bool = False) -> Problem:
+    what, words = ("the trainer", install_words(elsewhere=elsewhere)) if name == "torch" else ("this run", name)
+    text = f"{python} has no {name}, which {what} needs\ninstall it: {python} -m pip install {words}"
     return Problem("environment", text, of="profile")
 
 

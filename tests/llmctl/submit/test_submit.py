@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from llmctl.cli.main import main
+from llmctl.paths import PACKAGE
 from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord
 from tests.free_ports import free_ports
@@ -146,7 +147,7 @@ def test_a_missing_torch_is_refused_with_the_install_command(place, capsys):
     bare.chmod(0o755)
     (folder / "local.yaml").write_text(f"environment: {{python: {bare}}}")
     assert main(["submit", "c.yaml"]) == 3
-    assert f"{bare} -m pip install 'llmctl[train]'" in capsys.readouterr().err
+    assert f"install it: {bare} -m pip install '{PACKAGE.parent}[train]'\n" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("place")
