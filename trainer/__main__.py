@@ -11,7 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
+
+if not __package__:
+    # Started by its folder, `python PATH/trainer`: this package, whatever else is called trainer on Python's path.
+    sys.path[0] = str(Path(sys.path[0]).parent)
 
 from trainer.process.launch_environment import LaunchEnvironment, LaunchError, resolve_launch_environment
 from trainer.process.orphan import end_with_parent

@@ -6,6 +6,7 @@ Commands are a table of names, which --help prints. A command imports only its o
 import difflib
 import errno
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ import typer.main
 from llmctl import __version__
 from llmctl.context import Context
 from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageError
+from llmctl.paths import TRAINER
 from llmctl.terminal_text import printable
 
 # command -> (module, help line). The module has ``app``: a Typer with one command, or with several and a callback.
@@ -108,6 +110,7 @@ def _llmctl(
 
 def run() -> None:
     """Console script ``llmctl``."""
+    _import_own_trainer()
     _open_output()
     environment = dict(os.environ)
     # In this process alone: pydantic would read the metadata of every installed package to find plug-ins, and there are
@@ -122,6 +125,17 @@ def run() -> None:
         code = _report(f"cannot write to standard output: {error.strerror}", code or BUG, debug=False)
     # Not sys.exit: the interpreter's teardown takes a seventh of `submit --dry-run`.
     os._exit(code)
+
+
+def _import_own_trainer() -> None:
+    """Import the package ``trainer`` beside this llmctl, before any other on Python's path.
+
+    The working directory of ``python -m llmctl``, PYTHONPATH and the installed packages may have another one.
+    """
+    spec = importlib.util.spec_from_file_location("trainer", TRAINER / "__init__.py")
+    if spec is not None and spec.loader is not None:
+        sys.modules["trainer"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["trainer"])
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -101,7 +102,7 @@ def new_session(context: Context, profile: ClusterProfile, flags: Sequence[Flag]
         _python(profile, context, container),
         on_cpu=not request.gpus_per_node,
         resource_type=request.resource_type,
-        env=tuple(code_variables(str(code), {} if is_remote(profile) else context.environment).items()),
+        code=None if context.command and not _names_trainer(context.command) else code,
         container=container,
         supervisor_dir=_supervisor(profile, transport, context.folders) if container is not None else None,
         own_dir=own_dir,
@@ -130,6 +131,7 @@ def attach_session(context: Context, profile: ClusterProfile, attachment: "Attac
         resource_type=attachment.record.job.get("resource_type") or profile.defaults.resource_type,
         run_id=attachment.record.run_id,
         run_dir=attachment.record.run_dir,
+        code=attachment.record.run_dir / "code" if attachment.record.config is not None else None,
         env=tuple(attachment.variables.items()),
         container=container,
         supervisor_dir=attachment.record.run_dir / "code" / "supervisor",
@@ -212,9 +214,9 @@ def _cores_of(attachment: "Attachment", profile: ClusterProfile) -> int | None:
     return build_request(spec, profile, backend, name=NAME, run_dir="", on_cpu=attachment.is_on_cpu).cores_per_node
 
 
-def code_variables(code: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH with a code folder prepended."""
-    return {"PYTHONPATH": ":".join(path for path in (code, environ.get("PYTHONPATH", "")) if path)}
+def _names_trainer(command: Sequence[str]) -> bool:
+    """True if a COMMAND runs our trainer; another may have its own package of this name."""
+    return ("-m", "trainer") in pairwise(" ".join(command).split())
 
 
 def _request(context: Context, session: ClusterSession, flags: Sequence[Flag]) -> JobRequest:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from llmctl.context import Context, is_remote, resolve_profile_paths
 from llmctl.doctor.python import ARCHITECTURES
 from llmctl.errors import ProfileError
-from llmctl.operate.interactive import code_variables
 from llmctl.submit.checks.torch_check import check_job_python
 from llmctl.submit.decide import job_python
 from llmctl.submit.render import interactive_script
@@ -45,10 +44,8 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
         raise ProfileError(f"{profile.name}: runs_root: {root} cannot be written: {error}") from None
     remote = is_remote(profile)
     python = job_python(profile, context.folders, "python3" if remote else sys.executable)
-    variables = code_variables(str(code), {} if remote else context.environment)
-    if not remote:
-        # The trainer ends if this process is killed by SIGKILL. A lost connection ends it elsewhere.
-        variables["LLMCTL_PARENT"] = str(os.getpid())
+    # The trainer ends if this process is killed by SIGKILL. A lost connection ends it elsewhere.
+    variables = {} if remote else {"LLMCTL_PARENT": str(os.getpid())}
     script = interactive_script(
         profile,
         context.folders,
@@ -57,7 +54,8 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
         env=tuple(variables.items()),
         own_dir=code.parents[1],
     )
-    argv = ["bash", "-c", script, "bash", python, "-m", "trainer", *words]
+    # Not -m: the working directory or PYTHONPATH may have another package trainer.
+    argv = ["bash", "-c", script, "bash", python, str(code / "trainer"), *words]
     return transport.run_interactive(argv, cwd=None if remote else os.fspath(context.cwd))
 
 

@@ -16,8 +16,11 @@ from llmctl.submit.plan import plan_submission
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
 
+# The folder of the trainer, not -m: the working directory or PYTHONPATH may have another package trainer.
 # Jobs without GPUs set glibc's malloc for training. An encoding process with these settings would never free memory.
-_PROGRAM = 'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" -m trainer {} "$@"'
+_PROGRAM = (
+    'unset MALLOC_MMAP_MAX_ MALLOC_TRIM_THRESHOLD_ MALLOC_TOP_PAD_\nexec "$0" "$LLMCTL_RUN_DIR/code/trainer" {} "$@"'
+)
 _RESTART = "--restart"
 # A requeued or resumed job continues the work of its first attempt, so only the first attempt restarts.
 _AT_FIRST = f'if [[ $LLMCTL_ATTEMPT == 1 ]]; then set -- {_RESTART} "$@"; fi\n'

@@ -67,7 +67,7 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     if spec.code:
         from llmctl.submit.user_code import find_user_code
 
-        user_code = find_user_code(spec.code, context.transport)
+        user_code = find_user_code(spec.code, context.transport, trains=config is not None)
     if spec.after is not None:
         from llmctl.submit.dependencies import find_dependencies
 

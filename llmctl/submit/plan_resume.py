@@ -19,6 +19,9 @@ from llmctl.submit.resolve import job_section, job_spec, parse_settings, recorde
 from llmctl.transport.file_writes import PathFacts
 from trainer.config.sections.training import replace_removed_backends
 
+_OLD_TRAINER = '\nexec "$0" -m trainer '
+_FOUND_TRAINER = '\nPYTHONPATH="$LLMCTL_RUN_DIR/code${PYTHONPATH:+:$PYTHONPATH}" exec "$0" -m trainer '
+
 
 def plan_resume(
     context: Context,
@@ -51,7 +54,9 @@ def plan_resume(
     resolved, warnings = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
-    spec = job_spec(resolved, section, record.name, after=None, command=before.command)
+    # Until 0.2.0, jobs such as `data prepare` found the trainer by a PYTHONPATH that had it for every COMMAND.
+    command = tuple(word.replace(_OLD_TRAINER, _FOUND_TRAINER) for word in before.command)
+    spec = job_spec(resolved, section, record.name, after=None, command=command)
     # The run directory and the index have the name.
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1

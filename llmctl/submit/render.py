@@ -205,6 +205,7 @@ def interactive_script(
     resource_type: str | None = None,
     run_id: str | None = None,
     run_dir: Path | None = None,
+    code: Path | None = None,
     env: tuple[tuple[str, str], ...] = (),
     container: "ContainerPlan | None" = None,
     supervisor_dir: Path | None = None,
@@ -221,6 +222,7 @@ def interactive_script(
         resource_type: the kind of node; None if the site has no kinds.
         run_id: of the run whose code and variables the script sets; None without a run.
         run_dir: directory of the run.
+        code: folder with our trainer, for PYTHONPATH; None for a COMMAND, which may have another package trainer.
         env: further variables, such as the run's own.
         container: container of the script. pyxis runs the script inside; the script itself enters other containers.
         supervisor_dir: the supervisor on the cluster's machine, which may have to import an image first.
@@ -233,6 +235,7 @@ def interactive_script(
         "container": container,
         "run_id": run_id,
         "run_dir": run_dir,
+        "code": code,
         "supervisor_dir": supervisor_dir,
         "python_dir": Path(python).parent,
         "env": list(environment.items()),

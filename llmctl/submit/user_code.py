@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from llmctl.transport.protocol import Transport
 
 LIMIT_MB = 50
 _GIT_TIMEOUT_S = 60
+_IS_TRAINER = re.compile(r"trainer(/|\.py$|\.[\w.-]*so$)")
+"""A file below code/user that Python would import as ``trainer``, or as a part of it."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,20 @@ class UserCode:
     diff: str | None = None
 
 
-def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
+def find_user_code(paths: Sequence[str], transport: Transport, *, trains: bool = False) -> UserCode:
     """The files that ``job.code`` names; of a git repository all files except the ignored ones.
 
     A folder's own name is kept below code/user, so that ``code: [mypkg]`` is imported as ``mypkg``; with a
     trailing ``/.`` its content is copied there directly.
 
+    Args:
+        paths: of files and folders.
+        transport: this machine.
+        trains: True for a training run, whose program is our package ``trainer``.
+
     Raises:
-        ConfigFileError: a path is missing, two files have the same name, or the files exceed the limit.
+        ConfigFileError: a path is missing, two files have the same name, a module of a training run has the name of our
+            own, or the files exceed the limit.
         SchedulerError: git does not answer.
     """
     named: dict[str, Path] = {}
@@ -56,6 +65,12 @@ def find_user_code(paths: Sequence[str], transport: Transport) -> UserCode:
             # Two projects may have files of the same name.
             if named.setdefault(name, path) != path:
                 raise ConfigFileError(f"job.code: {path} and {named[name]} would both become code/user/{name}")
+    hidden = next((name for name in sorted(named) if trains and _IS_TRAINER.match(name)), None)
+    if hidden is not None:
+        raise ConfigFileError(
+            f"job.code: {named[hidden]} would be imported as the module trainer, which is the name of the training "
+            "program itself; rename yours, or leave it out of job.code"
+        )
     megabytes = sum(path.stat().st_size for path in named.values()) / 1e6
     if megabytes > LIMIT_MB:
         raise ConfigFileError(

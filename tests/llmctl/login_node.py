@@ -33,6 +33,7 @@ def write_cluster(folder: Path, name: str = "lab", **changes: object) -> None:
 
 
 def started_with(folder: Path) -> list[str]:
-    """Words that the stand-in got last; none if it was not started."""
+    """Words that the stand-in got last, the first without its folder; none if it was not started."""
     notes = folder / "argv"
-    return notes.read_text().splitlines() if notes.exists() else []
+    words = notes.read_text().splitlines() if notes.exists() else []
+    return [Path(words[0]).name, *words[1:]] if words else []

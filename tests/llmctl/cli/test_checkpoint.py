@@ -24,13 +24,13 @@ def test_a_run_is_its_directory_on_its_own_cluster(login_node):
     for reference in ("mine", "mine-1"):
         assert main(["checkpoint", "export", "--output", reference, reference]) == 0
         expected = ["export", "--output", reference, str(run_dir)]
-        assert started_with(login_node) == ["-m", "trainer", "checkpoint", *expected]
+        assert started_with(login_node) == ["trainer", "checkpoint", *expected]
 
 
 def test_a_run_that_saves_elsewhere_is_that_folder(login_node):
     add_run(login_node, "mine", {"checkpoint": {"save": "/scratch/mine"}})
     assert main(["checkpoint", "show", "mine"]) == 0
-    assert started_with(login_node) == ["-m", "trainer", "checkpoint", "show", "/scratch/mine"]
+    assert started_with(login_node) == ["trainer", "checkpoint", "show", "/scratch/mine"]
 
 
 def test_a_folder_here_comes_before_a_run_of_its_name(login_node):

@@ -13,11 +13,13 @@ def test_a_job_of_one_node_evaluates_the_folder_of_the_run(login_node, capsys, m
     command = ["evaluate", "mine", *flags, "--cluster", "lab"]
     assert main([*command, "--dry-run"]) == 0
     script = capsys.readouterr().out
-    assert 'exec "$0" -m trainer evaluate "$@"' in script and f"{run_dir} {' '.join(flags)}" in script
+    assert (
+        'exec "$0" "$LLMCTL_RUN_DIR/code/trainer" evaluate "$@"' in script and f"{run_dir} {' '.join(flags)}" in script
+    )
     # The input is checked before the queue.
     monkeypatch.setenv("STATUS", "3")
     assert main(command) == 3
-    assert started_with(login_node) == ["-m", "trainer", "evaluate", "--check", str(run_dir), *flags]
+    assert started_with(login_node) == ["trainer", "evaluate", "--check", str(run_dir), *flags]
 
 
 @pytest.mark.parametrize(

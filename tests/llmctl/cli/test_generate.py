@@ -17,12 +17,12 @@ def test_a_job_of_one_node_generates_with_the_folder_of_the_run(login_node, caps
     assert main([*command, "--dry-run"]) == 0
     script = capsys.readouterr().out
     words = f"{run_dir} --prompt 'a b' --temperature 0 --stop mine --tensor-parallel 2"
-    assert 'exec "$0" -m trainer generate "$@"' in script and words in script
+    assert 'exec "$0" "$LLMCTL_RUN_DIR/code/trainer" generate "$@"' in script and words in script
     # The input is checked before the queue.
     monkeypatch.setenv("STATUS", "3")
     assert main(command) == 3
     expected = ["--check", str(run_dir), *PROMPT, "--stop", "mine", "--tensor-parallel", "2"]
-    assert started_with(login_node) == ["-m", "trainer", "generate", *expected]
+    assert started_with(login_node) == ["trainer", "generate", *expected]
 
 
 @pytest.mark.parametrize(

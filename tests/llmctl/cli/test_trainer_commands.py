@@ -23,7 +23,7 @@ def test_flags_reach_the_trainer(login_node, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     for words in ACCEPTED:
         assert main([*words, "--cluster", "lab"]) == 3
-        assert started_with(login_node) == ["-m", "trainer", *words]
+        assert started_with(login_node) == ["trainer", *words]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_errors_are_found_before_the_queue(place, monkeypatch):
     more += ["--tiktoken-pattern", "v1", "--special-tokens", "<E>", "--special-tokens", "<F>"]
     assert main([*command, *more, "--on-error", "skip", "--cluster", "lab", "--nodes", "2"]) == 3
     words = [*command[2:], *more, "--on-error", "skip"]
-    assert started_with(place) == ["-m", "trainer", "data", "prepare", "--check", *words]
+    assert started_with(place) == ["trainer", "data", "prepare", "--check", *words]
     # No record: only the digest of the code is remembered.
     assert {path.name for path in place.glob("state/llmctl/*")} <= {"code"}
 
@@ -88,7 +88,7 @@ def test_the_job_uses_nodes_without_gpus(capsys):
     job = json.loads(capsys.readouterr().out)
     assert "#SBATCH --nodes=2" in job["script"]
     assert "--gpus-per-node" not in job["script"]
-    assert "-m trainer data prepare --nodes" in job["script"]
+    assert '/code/trainer" data prepare --nodes' in job["script"]
     assert "prepare-" in job["run_id"]
 
 
@@ -101,7 +101,7 @@ def test_restart_applies_to_the_first_attempt_only(place, monkeypatch):
         monkeypatch.setenv("LLMCTL_ATTEMPT", attempt)
         subprocess.run(work.job_command(str(place / "python of jobs")), check=True, timeout=HANG_S)
         words = ["--nodes", "1", "--node", "0", "--attempt", f"r.{attempt}", *restart]
-        assert started_with(place) == ["-m", "trainer", "data", "prepare", *words, "--output=o", "a b"]
+        assert started_with(place) == ["trainer", "data", "prepare", *words, "--output=o", "a b"]
 
 
 @pytest.mark.parametrize(

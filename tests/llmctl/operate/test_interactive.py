@@ -27,7 +27,7 @@ LLMCTL = (sys.executable, "-m", "llmctl.cli.main")
 @pytest.fixture
 def run(home):
     """A run with one live rank, to attach to."""
-    made = make_run(home / "runs", "demo-1", train_iters=None)
+    made = make_run(home / "runs", "demo-1", train_iters=10)
     rank = subprocess.Popen(
         ["sleep", "10000"], env={**os.environ, "LLMCTL_RUN_DIR": str(made.path)}, start_new_session=True
     )
@@ -79,9 +79,13 @@ def test_arguments_arrive_as_they_were_typed():
 
 
 @pytest.mark.usefixtures("home")
-def test_the_trainer_of_jobs_is_importable():
-    out = output_of("--", "python", "-c", "import trainer; print(trainer.__file__)")
-    assert f"/runs/.llmctl-{os.geteuid()}/code/" in out
+def test_a_shell_and_a_command_that_names_it_have_the_trainer_of_jobs():
+    text = "echo $PYTHONPATH"
+    argv = [*LLMCTL, "interactive"]
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert f"/runs/.llmctl-{os.geteuid()}/code/" in done.stdout.rpartition(":")[2]
+    assert "usage: python -m trainer" in output_of("--", "python", "-m", "trainer", "--help")
+    assert "/runs/" not in output_of("--", "bash", "-c", "echo $PYTHONPATH")
 
 
 @pytest.mark.usefixtures("home")

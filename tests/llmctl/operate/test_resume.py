@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -84,6 +85,17 @@ def test_a_command_runs_again_in_its_first_working_directory(home, capsys, monke
     assert main(["resume", "there"]) == 0
     wait_until_ended(run_dir, 2)
     assert (run_dir / "attempts" / "2" / "node-00000.log").read_text() == f"{home}\n"
+
+
+def test_work_of_version_0_2_0_finds_its_trainer_again(home, capsys):
+    program = 'echo $LLMCTL_ATTEMPT\nexec "$0" -m trainer --help "$@"'
+    assert main(["submit", "--name", "old", "--", "bash", "-c", program, sys.executable]) == 0
+    run_dir = home / "runs" / capsys.readouterr().out.strip()
+    wait_until_ended(run_dir, 1)
+    for attempt in ("2", "3"):
+        assert main(["resume", "old"]) == 0
+        wait_until_ended(run_dir, int(attempt))
+        assert "usage: python -m trainer" in (run_dir / "attempts" / attempt / "node-00000.log").read_text()
 
 
 def test_a_run_does_not_continue_with_other_code(home, capsys):

@@ -107,7 +107,7 @@ def test_variables_of_the_user_reach_the_command_and_not_the_script(place, capsy
     run_dir = place / "runs/r"
     assert {f"{name}=7 {name}" for name in names} <= printed
     assert {"PATH=/nowhere", "TOKEN=hidden", "NNODES=1", f"LLMCTL_RUN_DIR={run_dir}"} <= printed
-    assert f"PYTHONPATH={run_dir}/code:{run_dir}/code/user:/theirs" in printed
+    assert f"PYTHONPATH={run_dir}/code/user:/theirs" in printed
 
 
 @pytest.mark.usefixtures("place")
