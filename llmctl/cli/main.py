@@ -3,7 +3,6 @@
 Commands are a table of names, which --help prints. A command imports only its own module.
 """
 
-import difflib
 import errno
 import importlib
 import importlib.util
@@ -68,9 +67,9 @@ class LazyGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command from its module."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
-            raise UsageError(f"unknown command {args[0]!r}; {hint}")
+            from llmctl.cli.other_words import unknown_command
+
+            raise UsageError(unknown_command(args[0], tuple(COMMANDS)))
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(str(name)), rest
 
@@ -152,6 +151,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
 def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end: ExitStack) -> int:
     words, command = split_command(arguments)
     debug = "--debug" in words
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
         _check_text(words)
         context = Context.of(

@@ -305,17 +305,17 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
         origin: source of the name, for messages: a flag, which begins with a dash, ARGUMENT, or a place.
 
     Raises:
-        UsageError: a flag or argument names a cluster without a profile; lists the known clusters.
+        UsageError: a flag or argument names a cluster without a profile; names the nearest one.
         ProfileError: another origin does so, or a file is invalid: names the file, the key and the valid values.
     """
     files = profile_files(folders, name)
     if not files:
         from llmctl.site.profile_names import ARGUMENT, cluster_names
 
-        problem = f"{origin}: no cluster is called {name!r}; there are {', '.join(cluster_names(folders))}"
-        raise (UsageError if origin.startswith("-") or origin == ARGUMENT else ProfileError)(
-            f"{problem}\nllmctl clusters new makes another"
-        )
+        near = difflib.get_close_matches(name, cluster_names(folders), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        problem = f"{origin}: no cluster is called {name!r}; {hint}`llmctl clusters list` shows all"
+        raise (UsageError if origin.startswith("-") or origin == ARGUMENT else ProfileError)(problem)
     return profile_of(name, [(path, read_layer(path)) for path in files])
 
 
@@ -389,7 +389,9 @@ def _profile_error(error: ValidationError, owner: Mapping[str, Path], fallback: 
     file = next((owner[known] for known in (key, key.rpartition(".")[0]) if known in owner), fallback)
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.5)
-        what = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(_known_keys())}"
+        what = (
+            f"did you mean {near[0]}?" if near else "clusters/slurm.yaml, which comes with llmctl, explains every key"
+        )
         return ProfileError(f"{file}: {key}: unknown key; {what}")
     if first["type"] == "missing":
         return ProfileError(f"{file}: {key}: is missing and has no default; set it")

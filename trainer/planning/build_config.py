@@ -16,6 +16,9 @@ from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.checks import check_relations
 
+_MOST_NAMES = 8
+"""Of the names in a message."""
+
 
 def build_config(values: Mapping[str, Any]) -> TrainConfig:
     """Build a TrainConfig from nested plain values, such as parsed YAML.
@@ -88,25 +91,27 @@ def known_keys() -> tuple[str, ...]:
 
 def unknown_key_problem(key: str) -> str:
     """Message for an unknown dotted key: the meaning of a Megatron-LM flag, or the nearest valid key."""
+    from trainer.config.other_names import OTHER_NAMES
+
     section, _, name = key.rpartition(".")
-    sections = tuple(TrainConfig.model_fields)
-    flag = megatron_flag_problem(name, known_keys())
+    sections, keys = tuple(TrainConfig.model_fields), known_keys()
+    flag = megatron_flag_problem(name, keys)
     if flag is not None:
         return flag
-    if not section:
-        near = difflib.get_close_matches(name, sections, n=1, cutoff=0.6)
-        near = near or [known for known in known_keys() if known.endswith(f".{name}")]
-    else:
-        near = [known for known in known_keys() if known.endswith(f".{name}")]
-        near = near or _near(name, [known for known in known_keys() if known.startswith(f"{section}.")])
-        near = near or _near(name, known_keys())
+    near = difflib.get_close_matches(name, sections, n=1, cutoff=0.6) if not section else []
+    near = near or [known for known in keys if known.endswith(f".{name}")]
+    other = OTHER_NAMES.get(name.lower().replace("-", "_"))
+    near = near or ([other] if other else [])
+    if section:
+        near = near or _near(name, [known for known in keys if known.startswith(f"{section}.")]) or _near(name, keys)
     if near:
         return f"unknown key; did you mean {near[0]}?"
     if section not in sections:
         return f"unknown key; the sections are {', '.join(sections)}"
-    return (
-        f"unknown key; {section} has {', '.join(k.rpartition('.')[2] for k in known_keys() if k.startswith(section))}"
-    )
+    own = [known.rpartition(".")[2] for known in keys if known.startswith(f"{section}.")]
+    like = own if len(own) <= _MOST_NAMES else difflib.get_close_matches(name, own, n=_MOST_NAMES, cutoff=0)
+    shown = f"{section} has {', '.join(like)}{'' if like == own else f' and {len(own) - len(like)} more'}"
+    return f"unknown key; {shown}; trainer/config/sections/{section}.py documents each"
 
 
 def _near(name: str, keys: Sequence[str]) -> list[str]:

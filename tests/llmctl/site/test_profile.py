@@ -52,10 +52,12 @@ def test_an_error_names_file_and_key(folders, text, message):
     assert len(caught.value.message.splitlines()) <= 2
 
 
-def test_an_unknown_cluster_is_refused_with_the_valid_names(folders):
+def test_an_unknown_cluster_is_refused_with_the_nearest_name(folders):
     (folders.clusters / "lab.yaml").write_text("scheduler: local\nruns_root: /runs\n")
-    with pytest.raises(UsageError, match="no cluster is called '../x'; there are .*lab, .*local"):
+    with pytest.raises(UsageError, match="no cluster is called '../x'; `llmctl clusters list` shows all"):
         load_profile(folders, "../x")
+    with pytest.raises(UsageError, match="no cluster is called 'labs'; did you mean lab?"):
+        load_profile(folders, "labs", "--cluster")
     with pytest.raises(ProfileError, match="LLMCTL_CLUSTER: no cluster is called 'no'"):
         load_profile(folders, "no", "LLMCTL_CLUSTER")
     assert cluster_names(folders) == sorted({"lab", *(path.stem for path in (BUNDLED / "clusters").glob("*.yaml"))})

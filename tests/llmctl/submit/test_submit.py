@@ -89,7 +89,7 @@ REFUSED = [
     (["--secret", "NOT_SET_HERE"], 2, ["--secret NOT_SET_HERE", "not set in your environment"]),
     (["--run-id", "a b"], 2, ["--run-id a b", "letters"]),
     (["--name", "a/b"], 2, ["--name", "letters"]),
-    (["--cluster", "nowhere"], 2, ["--cluster", "nowhere", "there are abci"]),
+    (["--cluster", "nowhere"], 2, ["--cluster", "nowhere", "llmctl clusters list"]),
     (["nofile.yaml"], 2, ["CONFIG", "nofile.yaml"]),
 ]
 

@@ -12,8 +12,15 @@ import yaml
 
 from tests.waiting import HANG_S
 from trainer.config.errors import ConfigError
+from trainer.config.other_names import OTHER_NAMES
 from trainer.config.train_config import TrainConfig
-from trainer.planning.build_config import build_config, known_keys, load_config
+from trainer.planning.build_config import (
+    build_config,
+    known_keys,
+    load_config,
+    megatron_flag_problem,
+    unknown_key_problem,
+)
 from trainer.planning.checks import check_world_size
 
 
@@ -37,6 +44,20 @@ def refusal(world_size: int | None = None, **sections: dict[str, Any]) -> Config
     return caught.value
 
 
+def test_other_names_lead_to_keys_and_hide_none() -> None:
+    keys = known_keys()
+    for name, meant in OTHER_NAMES.items():
+        assert any(key in meant for key in keys), name
+        assert not any(key.endswith(f".{name}") for key in keys), name
+        assert megatron_flag_problem(name, keys) is None, name
+
+
+def test_an_unknown_key_is_answered_with_a_few_names() -> None:
+    problem = unknown_key_problem("model.zzzz")
+    assert problem.count(",") < 8
+    assert problem.endswith("more; trainer/config/sections/model.py documents each")
+
+
 def test_equal_after_a_round_trip_through_yaml() -> None:
     config = build_config(
         values(model={"swiglu": True, "num_query_groups": 2}, data={"data_path": ["/a/b"]}, job={"env": {"A": "b"}})
@@ -50,7 +71,10 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         ({"model": {"num_layer": 3}}, "model.num_layer", "did you mean model.num_layers?"),
         ({"parallel": {"num_layers": 3}}, "parallel.num_layers", "did you mean model.num_layers?"),
         ({"model": {"num-layers": 3}}, "model.num-layers", "did you mean model.num_layers?"),
-        ({"optimizer": {"learning_rate": 3}}, "optimizer.learning_rate", "unknown key; optimizer has optimizer, lr,"),
+        ({"optimizer": {"learning_rate": 3}}, "optimizer.learning_rate", "did you mean optimizer.lr?"),
+        ({"parallel": {"TP": 2}}, "parallel.TP", "did you mean parallel.tensor_model_parallel_size?"),
+        ({"training": {"batch_size": 2}}, "training.batch_size", "use training.micro_batch_size"),
+        ({"logging": {"zzzz": 2}}, "logging.zzzz", "logging has log_interval, peak_tflops; trainer/config/sections/"),
         ({"model": {"rope_theta": 3}}, "model.rope_theta", "is Megatron-LM's --rope-theta; use model.rotary_base"),
         ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "has no key here: --attention-backend selects"),
         ({"parallel": {"nnodes": 2}}, "parallel.nnodes", "--nnodes, which is a flag of the launcher"),
