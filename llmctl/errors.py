@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 BUG = 1
 INTERRUPTED = 130
+TRANSIENT_HINT = " (trying again later can help)"
+"""At the end of the message of an error that may pass. Any other message says itself what to do."""
 
 
 class LlmctlError(Exception):
@@ -60,8 +62,7 @@ class SchedulerError(LlmctlError):
         exit_status: int | None = None,
         stderr_tail: str = "",
     ) -> None:
-        hint = "trying again later can help" if transient else "trying again will not help"
-        super().__init__(f"{message} ({hint})")
+        super().__init__(message + (TRANSIENT_HINT if transient else ""))
         self.transient = transient
         self.argv = tuple(argv)
         self.exit_status = exit_status

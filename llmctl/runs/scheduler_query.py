@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmctl.backends.base import JobReport, QueueBackend
-from llmctl.errors import SchedulerError
-from llmctl.transport.protocol import CommandResult, Transport
+from llmctl.errors import ProgramMissing, SchedulerError
+from llmctl.transport.protocol import CommandResult, Transport, program_of
 
+NOT_FOUND = 127
+"""Exit code of a shell that does not find its command (POSIX, sh, Exit Status)."""
 TIMEOUT_S = 90.0
 """Longer than the minute for which Slurm's clients try to reach a controller with a wrong configuration."""
 LONGEST_RETRIED_S = 8.0
@@ -116,6 +118,8 @@ def run_with_retries(
     for pause_s in (*retries.pauses_s, None):
         try:
             result: CommandResult | SchedulerError = transport.run(argv, timeout_s=TIMEOUT_S)
+        except ProgramMissing:
+            raise absent_command(argv, transport) from None
         except SchedulerError as error:
             result = error
         if isinstance(result, SchedulerError):
@@ -127,7 +131,24 @@ def run_with_retries(
         retries.sleep(pause_s)
     if isinstance(result, SchedulerError):
         raise result
+    if is_absent(result):
+        raise absent_command(argv, transport)
     return result
+
+
+def is_absent(result: CommandResult) -> bool:
+    """True if a shell did not find the command: some commands start in a shell, for their environment."""
+    return result.exit_status == NOT_FOUND and "not found" in result.stderr
+
+
+def absent_command(argv: Sequence[str], transport: Transport) -> ProgramMissing:
+    """Error for a scheduler's command that its machine does not have: says where to run llmctl."""
+    return ProgramMissing(
+        f"{program_of(argv)}: is not installed on {transport.host}, or not in PATH: run llmctl on a login node of the "
+        "cluster, name one as login.host in the cluster's profile, or choose another cluster (llmctl clusters list)",
+        transient=False,
+        argv=argv,
+    )
 
 
 def last_line(result: CommandResult) -> str:

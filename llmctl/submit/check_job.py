@@ -4,6 +4,7 @@ Only check_job raises, once for all problems.
 """
 
 import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -165,6 +166,10 @@ def _warnings(job: Job) -> list[str]:
         from llmctl.submit.checks.config import generated_data_warnings
 
         warnings += generated_data_warnings(job.config)
+    if job.backend.capabilities.starts_in_place:
+        from llmctl.submit.checks.site import crowd_warnings
+
+        warnings += crowd_warnings(job, os.cpu_count() or 1)
     if has_known_gpu(job):
         from llmctl.submit.checks.memory import memory_warnings
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, cast
 
 from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.context import Context, secrets_bytes
-from llmctl.errors import LlmctlError, RecordError, SchedulerError, SubmissionLost
+from llmctl.errors import LlmctlError, ProgramMissing, RecordError, SchedulerError, SubmissionLost
 from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord, Submission
-from llmctl.runs.scheduler_query import RetryPolicy, find_job, last_line
+from llmctl.runs.scheduler_query import RetryPolicy, absent_command, find_job, is_absent, last_line
 from llmctl.submit.checks.site import runs_root_problem
 from llmctl.submit.checks.torch_check import check_torch
 from llmctl.submit.container_runtime import check_container_runtime
@@ -290,6 +290,8 @@ class QueueSubmission:
         """The job; or the scheduler's answer if it proves that the job was not accepted and a retry may succeed."""
         try:
             result = self.transport.run(command.argv, timeout_s=SUBMIT_TIMEOUT_S, cwd=self.run_dir)
+        except ProgramMissing:
+            raise absent_command(command.argv, self.transport) from None
         except SchedulerError as error:
             if not error.transient:
                 raise  # the command could not even be started
@@ -299,6 +301,8 @@ class QueueSubmission:
                 return SubmittedJob(command.host, self.backend.parse_job_id(result.stdout))
             except SchedulerError as error:
                 return self._find(command, error.message)
+        if is_absent(result):
+            raise absent_command(command.argv, self.transport)
         if not self.backend.is_transient(result.exit_status, result.stderr):
             raise self._refusal(command, result)
         if not self.backend.was_not_taken(result.exit_status, result.stderr):

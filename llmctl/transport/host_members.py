@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from llmctl.errors import SchedulerError
+from llmctl.errors import TRANSIENT_HINT, SchedulerError
 from llmctl.transport.file_writes import PathFacts
 from llmctl.transport.protocol import Transport
 
 HOLD_OFF_S = 5.0
 """Seconds before an unreachable host is tried again: every attempt takes seconds."""
-_HINTS = (" (trying again later can help)", " (trying again will not help)")
 
 T = TypeVar("T")
 
@@ -135,7 +134,4 @@ def common_facts(facts: Sequence[PathFacts]) -> PathFacts:
 
 def bare(error: SchedulerError) -> str:
     """Message without its retry hint; the caller adds its own."""
-    message = error.message
-    for hint in _HINTS:
-        message = message.removesuffix(hint)
-    return message
+    return error.message.removesuffix(TRANSIENT_HINT)

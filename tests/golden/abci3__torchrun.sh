@@ -40,7 +40,7 @@ if [[ $part == launch ]]; then
     MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + job_number % 10000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
-        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
+        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" "$(grep -lxE 'up|unknown' /sys/class/net/*/operstate | cut -d/ -f5 | grep -vx lo | xargs)"
     # The PATH of jobs may lack PBS's own commands.
     command -v pbs_tmrsh >/dev/null || PATH=$PATH:${PBS_EXEC:-/opt/pbs}/bin
     # Once per host: %h is its name, %n its number. Ending a pbs_tmrsh leaves its task running on the host. So a separate

@@ -45,7 +45,7 @@ if [[ $part == launch ]]; then
     MASTER_ADDR=$(PATH=$PATH:/usr/sbin:/sbin; ip -4 -o address show dev bond0 | awk '{ split($4, part, "/"); print part[1]; exit }')
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((10000 + JOB_ID % 50000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
-        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
+        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" "$(grep -lxE 'up|unknown' /sys/class/net/*/operstate | cut -d/ -f5 | grep -vx lo | xargs)"
     # Once per host: %h is its name, %n its number. When qrsh or its command ends by a signal, Grid Engine ends the whole
     # job at once. So neither is ever signalled: a file asks the nodes to end.
     qrsh=$SGE_ROOT/bin/$ARC/qrsh

@@ -44,7 +44,7 @@ if [[ $part == launch ]]; then
     MASTER_ADDR=$(PATH=$PATH:/usr/sbin:/sbin; ip -4 -o address show dev ib0 | awk '{ split($4, part, "/"); print part[1]; exit }')
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
-        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
+        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" "$(grep -lxE 'up|unknown' /sys/class/net/*/operstate | cut -d/ -f5 | grep -vx lo | xargs)"
     export SLURM_EXPORT_ENV=ALL # steps get the environment of this script, not the environment of sbatch
     export LLMCTL_ENVIRONMENT="$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT"
     options=()

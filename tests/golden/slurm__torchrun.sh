@@ -39,7 +39,7 @@ if [[ $part == launch ]]; then
     MASTER_ADDR=$("$LLMCTL_PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 9)); print(s.getsockname()[0])' "${hosts[1]}" 2>/dev/null)
     MASTER_PORT=${LLMCTL_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
     [[ $MASTER_ADDR =~ ^[0-9.]+$ && $MASTER_ADDR != 127.* ]] ||
-        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" /sys/class/net/*
+        fail "$HOSTNAME has no IPv4 address that ${hosts[1]} reaches (${MASTER_ADDR:-none}); set rendezvous.interface to one of:" "$(grep -lxE 'up|unknown' /sys/class/net/*/operstate | cut -d/ -f5 | grep -vx lo | xargs)"
     export SLURM_EXPORT_ENV=ALL # steps get the environment of this script, not the environment of sbatch
     exec srun --job-name="$LLMCTL_RUN_ID.$LLMCTL_ATTEMPT" --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none \
         --kill-on-bad-exit=1 --wait=0 --overlap --distribution=block --input=none \

@@ -45,6 +45,14 @@ def place_problems(job: Job) -> Iterator[Problem]:
     yield from runs_root_name_problems(job.request.profile, job.folders)
 
 
+def crowd_warnings(job: Job, cores: int) -> Iterator[str]:
+    """A job on this machine with more ranks than the machine has cores."""
+    processes = job.request.nodes * job.request.ranks_per_node
+    if processes > cores:
+        what = "ranks" if job.config is not None else "processes"
+        yield f"--nodes: {processes} {what} share the {cores} cores of this machine, which is slow; {cores} fit"
+
+
 def _offer_problems(job: Job) -> Iterator[Problem]:
     """Keys that the scheduler does not support, a wrong launcher, a missing group."""
     spec, profile, backend = job.spec, job.request.profile, job.backend

@@ -114,7 +114,8 @@ def check_host_key(config: SshConfig, known: Sequence[KnownKey], kind: str, blob
         "known_hosts trusts a certificate authority for the host, which llmctl cannot check: open a connection that "
         f"llmctl can use, with `ssh -fNM {config.name}` and a ControlPath"
         if by_authority
-        else f"run `ssh {config.name}` once, compare the fingerprint with the site's published one, and try again"
+        else f"run `ssh {config.name}` once, and answer yes only if the fingerprint that it shows is the one that the "
+        "site publishes; this adds the key to known_hosts, and llmctl then connects"
     )
     raise SchedulerError(f"{config.name}: its host key is unknown: {shown}\n{remedy}", transient=False)
 

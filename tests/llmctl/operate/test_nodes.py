@@ -71,7 +71,7 @@ def test_json_has_every_node_and_queue(cluster, capsys):
 
 def test_a_scheduler_that_does_not_answer_is_an_error(cluster, capsys):
     cluster.backend.fails("nodes", "refused")
-    assert "refused; ask the one who wrote this (trying again will not help)" in nodes(capsys, code=4)
+    assert nodes(capsys, code=4).endswith("refused; ask the one who wrote this\n")
     cluster.backend.says("nodes")
     assert nodes(capsys) == ""
 
@@ -116,6 +116,16 @@ class Machine:
         return CommandResult(0, "GPU-a\nGPU-b\n" if "--query-gpu=uuid" in argv else "GPU-b\nGPU-b\n", "")
 
 
+@pytest.mark.usefixtures("home")
+def test_a_scheduler_that_is_not_installed_here_says_where_to_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["nodes", "--cluster", "abci3"]) == 4
+    assert capsys.readouterr().err == (
+        "llmctl: pbsnodes: is not installed on this machine, or not in PATH: run llmctl on a login node of the "
+        "cluster, name one as login.host in the cluster's profile, or choose another cluster (llmctl clusters list)\n"
+    )
+
+
 def test_a_machine_without_a_scheduler_reports_its_resources():
     found = read_machine(Machine())
     assert (found.name, found.state, found.gpus, found.gpus_used) == ("h1", "mixed", 2, 1)
@@ -142,6 +152,7 @@ def test_an_unreachable_host_is_down_and_the_others_are_read(transient):
     group = HostGroup({"h1": Machine(), "h2": Away()})
     found = read_nodes(ClusterSession(profile, group, None))
     assert [(node.name, node.state) for node in found] == [("h1", "mixed"), ("h2", "down")]
-    assert found[1].reason.startswith("h2: no route to host; is it up? (trying again ")
+    hint = " (trying again later can help)" if transient else ""
+    assert found[1].reason == f"h2: no route to host; is it up?{hint}"
     with pytest.raises(SchedulerError, match="no route"):
         read_nodes(ClusterSession(profile, HostGroup({"h2": Away()}), None))

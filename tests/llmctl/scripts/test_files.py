@@ -1,5 +1,6 @@
 """Files that job scripts and the supervisor read: requests from another machine, and secrets."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from llmctl.site.job import JobSpec
 from tests.llmctl.scripts.script_cases import CASES, IMAGE, RUN_ID, install, render_case
 from tests.llmctl.scripts.test_run import PYTHON, write_secret
 from tests.waiting import HANG_S
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def case_called(name):
@@ -40,6 +43,14 @@ def test_a_node_without_the_secrets_names_the_folder_that_must_be_shared(tmp_pat
     assert done.returncode == 1
     log = (run_dir / "attempts/1/node-00000.log").read_text()
     assert f"Nodes must see {run_dir}/own/secrets: is runs_root on a file system that they share?" in log
+
+
+def test_the_interfaces_offered_are_up_and_not_the_loopback():
+    script = (GOLDEN / "slurm__torchrun.sh").read_text()
+    (words,) = re.findall(r'set rendezvous.interface to one of:" ("\$\(.*\)")$', script, re.MULTILINE)
+    offered = subprocess.run(["bash", "-c", f"echo {words}"], capture_output=True, text=True, check=True).stdout.split()
+    states = {path.parent.name: path.read_text().strip() for path in Path("/sys/class/net").glob("*/operstate")}
+    assert offered == sorted(name for name, state in states.items() if name != "lo" and state in ("up", "unknown"))
 
 
 def test_a_rank_in_an_image_without_python_has_log_secrets_and_rendezvous(tmp_path):

@@ -4,6 +4,7 @@ A real Slurm, which tests/schedulers uses, cannot be made to fail in these ways 
 """
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -160,9 +161,19 @@ def test_a_refused_job_gives_the_reason_and_leaves_nothing(place, capsys):
     assert submit("--run-id", "r") == 4
     message = capsys.readouterr().err
     assert "Invalid account or account/partition combination specified" in message
-    assert "trying again will not help" in message
+    assert "trying again" not in message
     assert not (place / "runs/r").exists()
     assert RunIndex(place / "state/llmctl").entries() == []
+
+
+def test_a_missing_scheduler_says_where_to_run_and_leaves_nothing(place, monkeypatch, capsys):
+    (place / "bin/sbatch").unlink()
+    for name in ("sh", "bash", "python3"):
+        (place / "bin" / name).symlink_to(shutil.which(name))
+    monkeypatch.setenv("PATH", f"{place}/bin")
+    assert submit("--run-id", "r") == 4
+    assert "sbatch: is not installed on this machine, or not in PATH: run llmctl on a login" in capsys.readouterr().err
+    assert not (place / "runs/r").exists()
 
 
 def test_a_short_outage_of_the_scheduler_is_retried(place, capsys):

@@ -316,3 +316,15 @@ def survivors(run_dir: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.usefixtures("place")
+def test_more_ranks_than_cores_are_told_once(monkeypatch, capsys):
+    monkeypatch.setattr("llmctl.submit.check_job.os.cpu_count", lambda: 2)
+    sized = ["c.yaml", "--set", "training.global_batch_size=128"]
+    for job, what in ((sized, "ranks"), (["--", "true"], "processes")):
+        assert main(["submit", "--dry-run", "--nodes", "64", *job]) == 0
+        words = f"--nodes: 64 {what} share the 2 cores of this machine, which is slow; 2 fit"
+        assert [line for line in capsys.readouterr().err.splitlines() if "cores" in line] == [words]
+    assert main(["submit", "--dry-run", "--nodes", "2", "c.yaml"]) == 0
+    assert "cores" not in capsys.readouterr().err
