@@ -90,7 +90,7 @@ def test_installed_submit_without_torch(wheel: Path, installed: Path, tmp_path: 
     """A dry run and a COMMAND need no torch; training is refused with the package to install."""
     argv = (installed / "bin/llmctl", "submit", "--cluster", "local", "--run-id", "wheel-test")
     for more in ((), ("--", "echo", "hello")):
-        shown = run(*argv, "--dry-run", *more, cwd=tmp_path, HOME=str(tmp_path))
+        shown = run(*argv, "--show-script", *more, cwd=tmp_path, HOME=str(tmp_path))
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert shown.stdout.startswith("#!") and ("echo" if more else "pretrain") in shown.stdout
     training = run(*argv, cwd=tmp_path, HOME=str(tmp_path))

@@ -65,7 +65,7 @@ def import_script(
         sys.stdout.write(imported.text)
     if not run:
         return 0
-    from llmctl.cli.submit import submit_plan
+    from llmctl.cli.submit import Display, submit_plan
     from llmctl.submit.job import Flag, SubmitArguments
     from llmctl.submit.plan import plan_submission
 
@@ -83,7 +83,8 @@ def import_script(
         dry_run=dry_run,
         script_arguments=tuple(given or ()) if output is None else (),
     )
-    return submit_plan(plan_submission(context, arguments), context, dry_run=dry_run, as_json=as_json, follow=follow)
+    display = Display(dry_run=dry_run, as_json=as_json, follow=follow)
+    return submit_plan(plan_submission(context, arguments), context, display)
 
 
 def _write(path: Path, text: str, shown: str) -> None:

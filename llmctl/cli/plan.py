@@ -53,12 +53,10 @@ def plan(
     context: Context = ctx.obj
     from trainer.config.errors import ConfigError
 
-    training = _training_config(context, config, settings or [])
-    vocabulary = training.model.vocab_size
-    if vocabulary is None:
-        raise UsageError("model.vocab_size: is unset, and the plan reads no data; add --set model.vocab_size=N")
-    found, per_node, resource, unit = _hardware(context, cluster, device, gpus_per_node, training)
+    training, base = _training_config(context, config, settings or [])
+    vocabulary = _vocabulary(training, base)
     count = nodes or training.job.nodes
+    found, per_node, resource, unit = _hardware(context, cluster, device, gpus_per_node, count, training)
     from trainer.planning.estimate.plan import plan_run
 
     try:
@@ -79,7 +77,8 @@ def plan(
     return 0 if planned.fits else 1
 
 
-def _training_config(context: Context, config: str | None, settings: list[str]) -> "TrainConfig":
+def _training_config(context: Context, config: str | None, settings: list[str]) -> "tuple[TrainConfig, Path]":
+    """The config, and the folder that its relative paths are below."""
     from llmctl.site.profile import overlay
     from llmctl.submit.config_file import find_config
     from llmctl.submit.resolve import parse_settings
@@ -97,9 +96,24 @@ def _training_config(context: Context, config: str | None, settings: list[str]) 
             for part in reversed(flag.key.split(".")):
                 nested = {part: nested}
             values = overlay(values, nested)
-        return build_config(_over_start_model(values, path.parent))
+        return build_config(_over_start_model(values, path.parent)), path.parent
     except ConfigError as error:
         raise ConfigFileError(f"{path}: {error.key}: {error.problem}".replace(": : ", ": ")) from None
+
+
+def _vocabulary(config: "TrainConfig", base: Path) -> int:
+    """Token ids of the run: of the config, else of the data or the tokenizer that it names on this machine."""
+    from trainer.planning.estimate.known_sizes import dataset_size, vocabulary_of
+    from trainer.planning.start_model import LocalFiles
+
+    files = LocalFiles(base)
+    found = vocabulary_of(config, dataset_size(config, files), files)
+    if found is None:
+        raise UsageError(
+            "model.vocab_size: is unset, and no data or tokenizer of the config that can be read here says it; add "
+            "--set model.vocab_size=N"
+        )
+    return found
 
 
 def _over_start_model(values: Mapping[str, Any], base: Path) -> Mapping[str, Any]:
@@ -119,7 +133,12 @@ def _over_start_model(values: Mapping[str, Any], base: Path) -> Mapping[str, Any
 
 
 def _hardware(
-    context: Context, cluster: str | None, device: str | None, gpus_per_node: int | None, config: "TrainConfig"
+    context: Context,
+    cluster: str | None,
+    device: str | None,
+    gpus_per_node: int | None,
+    nodes: int,
+    config: "TrainConfig",
 ) -> "tuple[Device, int, ResourceType | None, str]":
     """The device, the devices of a node, and the kind of node with the unit of its cost."""
     from trainer.planning.estimate.devices import DEVICES, find_device
@@ -134,6 +153,9 @@ def _hardware(
         return found, gpus_per_node or config.job.gpus_per_node or 8, None, ""
     name, origin = context.cluster(cluster)
     profile = context.profile(name, origin)
+    if context.backend(profile).capabilities.starts_in_place:
+        here, per_node = _this_machine(context, gpus_per_node or config.job.gpus_per_node, nodes, config)
+        return here, per_node, None, ""
     kind = config.job.resource_type or profile.defaults.resource_type
     kind = kind or next((key for key, each in profile.resource_types.items() if each.gpus), None)
     resource = profile.resource_types.get(kind or "")
@@ -144,6 +166,21 @@ def _hardware(
         raise UsageError(f"--cluster {name}: its GPU {resource.gpu} is unknown; use --device; {known}")
     per_node = gpus_per_node or config.job.gpus_per_node or resource.gpus or 1
     return found, per_node, resource, profile.cost.unit
+
+
+def _this_machine(
+    context: Context, gpus_per_node: int | None, nodes: int, config: "TrainConfig"
+) -> "tuple[Device, int]":
+    """The GPU or CPU of this machine, and the ranks of each group of processes that stands for a node."""
+    from llmctl.submit.preview.estimate import device_here
+    from llmctl.submit.visible_gpus import visible_gpus
+
+    gpus = () if config.training.device == "cpu" else visible_gpus(context)
+    per_node = gpus_per_node or max(1, len(gpus) // nodes)
+    found = device_here(context.transport, has_gpus=bool(gpus), ranks=nodes * per_node)
+    if found is None:
+        raise UsageError("--cluster local: the GPU of this machine is unknown; use --device")
+    return found, per_node
 
 
 def _document(planned: "RunPlan", hours: float, cost: dict[str, Any] | None) -> dict[str, Any]:

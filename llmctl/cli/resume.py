@@ -28,34 +28,37 @@ def resume(
             "--set", metavar="KEY=VALUE", help="Set a key of the run's config; the value is YAML. Repeatable."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print script and submit command; submit nothing.")
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan of the resume; submit nothing.")] = False,
+    show_script: Annotated[
+        bool, typer.Option("--show-script", help="Print script and submit command; submit nothing.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Follow the run until it ends.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Resume an ended run from its latest checkpoint, with its own config and code."""
-    from llmctl.cli.submit import carry_out, follow_started, show_plan
+    from llmctl.cli.submit import Display, carry_out, follow_started, show_plan
     from llmctl.context import ClusterSession
     from llmctl.operate.resume import check_ended, check_work_left, start_point
     from llmctl.runs.record import RunRecord
     from llmctl.submit.plan_resume import plan_resume
 
     context: Context = ctx.obj
+    submits = not (dry_run or show_script)
     entry = context.index.find(run)
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
     RunRecord.load_own(entry.run_dir, session.transport)
-    with nullcontext() if dry_run else session.transport.lock(f"{entry.run_dir}/.lock"):
+    with session.transport.lock(f"{entry.run_dir}/.lock") if submits else nullcontext():
         record = RunRecord.load(entry.run_dir, session.transport)
-        if not dry_run:
+        if submits:
             check_ended(record, session)
-        plan = plan_resume(context, record, nodes=nodes, exclude=exclude, settings=settings or (), dry_run=dry_run)
+        plan = plan_resume(context, record, nodes=nodes, exclude=exclude, settings=settings or (), dry_run=not submits)
         point = start_point(plan.record, session)
         check_work_left(plan.record, point)
         say(f"{record.run_id}: {point.sentence}")
         more = {"resumes_from": point.iteration}
-        if dry_run:
-            show_plan(plan, context, as_json=as_json, more=more)
+        display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow, more=more)
+        if not submits:
+            show_plan(plan, context, display)
             return 0
-        record = carry_out(plan, context, as_json=as_json, follow=follow, more=more)
+        record = carry_out(plan, context, display)
     return follow_started(record, context, as_json=as_json) if follow else 0

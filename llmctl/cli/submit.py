@@ -4,11 +4,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
+from llmctl.cli.plan_page import plan_facts, plan_lines
 from llmctl.context import Context
 from llmctl.errors import UsageError
 
@@ -56,7 +58,8 @@ _DATA = _option("--data", "TEXT", "With --hf: .jsonl, .parquet or text files; te
 _RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
 _INSTALLED = _switch("--installed", "Use the trainer installed in the environment, not a snapshot of llmctl's.")
 _TEMPLATE = _option("--template", "FILE", "Template of job.sh. Default: the scheduler's template.")
-_DRY_RUN = _switch("--dry-run", "Print script and submit command; submit nothing.")
+_DRY_RUN = _switch("--dry-run", "Show the plan of the run; submit nothing.")
+_SHOW_SCRIPT = _switch("--show-script", "Print script and submit command; submit nothing.")
 _FOLLOW = _switch("--follow", "Follow the run until it ends.")
 _JSON = _switch("--json", "Print one JSON document.")
 
@@ -110,6 +113,7 @@ def submit(
     installed: bool = _INSTALLED,
     template: str | None = _TEMPLATE,
     dry_run: bool = _DRY_RUN,
+    show_script: bool = _SHOW_SCRIPT,
     follow: bool = _FOLLOW,
     as_json: bool = _JSON,
 ) -> int:
@@ -134,13 +138,14 @@ def submit(
         command=context.command,
         run_id=run_id,
         installed=installed,
-        dry_run=dry_run,
+        dry_run=dry_run or show_script,
         template=template,
         script_arguments=tuple(script_arguments or ()),
         hf=hf,
         data=tuple(texts),
     )
-    return submit_plan(plan_submission(context, arguments), context, dry_run=dry_run, as_json=as_json, follow=follow)
+    display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow)
+    return submit_plan(plan_submission(context, arguments), context, display)
 
 
 def _divide_words(config: str | None, more: list[str], data: list[str]) -> tuple[str | None, list[str]]:
@@ -152,66 +157,80 @@ def _divide_words(config: str | None, more: list[str], data: list[str]) -> tuple
     return config, []
 
 
-def submit_plan(plan: "SubmitPlan", context: Context, *, dry_run: bool, as_json: bool, follow: bool) -> int:
-    """Show or carry out a plan as the flags say; returns the exit code."""
-    if dry_run:
-        show_plan(plan, context, as_json=as_json, more={})
-        return 0
-    record = carry_out(plan, context, as_json=as_json, follow=follow, more={})
-    return follow_started(record, context, as_json=as_json) if follow else 0
+@dataclass(frozen=True)
+class Display:
+    """The flags by which a plan is shown or carried out.
 
-
-def show_plan(plan: "SubmitPlan", context: Context, *, as_json: bool, more: Mapping[str, Any]) -> None:
-    """``--dry-run``: print the script and the submit commands, byte for byte. Writes nothing.
-
-    Args:
-        plan: the plan to show.
-        context: this call of llmctl.
-        as_json: print one JSON document instead.
+    Attributes:
+        dry_run: show the plan, submit nothing.
+        script: print the script and the submit commands instead, submit nothing.
+        as_json: print one JSON document on standard output.
+        follow: follow the run until it ends.
         more: further fields of the document.
     """
-    _tell_beforehand(plan, context)
-    if not as_json:
+
+    dry_run: bool = False
+    script: bool = False
+    as_json: bool = False
+    follow: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def submit_plan(plan: "SubmitPlan", context: Context, display: Display) -> int:
+    """Show or carry out a plan as the flags say; returns the exit code."""
+    if display.dry_run or display.script:
+        show_plan(plan, context, display)
+        return 0
+    record = carry_out(plan, context, display)
+    return follow_started(record, context, as_json=display.as_json) if display.follow else 0
+
+
+def show_plan(plan: "SubmitPlan", context: Context, display: Display) -> None:
+    """``--dry-run`` and ``--show-script``. Writes nothing. The script is printed byte for byte."""
+    if display.as_json:
+        from llmctl.cli.console import print_json
+
+        _tell_beforehand(plan, context, has_page=False)
+        commands = [{"host": command.host, "argv": command.argv} for command in plan.rendered.commands]
+        script = {"script": plan.rendered.script, "commands": commands}
+        print_json(
+            {**_summary(plan.record, plan), "plan": plan_facts(plan, context, asks=False), **display.more, **script}
+        )
+    elif display.script:
+        _tell_beforehand(plan, context, has_page=False)
         sys.stdout.flush()
         sys.stdout.buffer.write(plan.rendered.as_bytes())
-        return
-    commands = [{"host": command.host, "argv": command.argv} for command in plan.rendered.commands]
-    from llmctl.cli.console import print_json
+    else:
+        print("\n".join(plan_lines(plan, context, asks=False)))
+        sys.stdout.flush()
+        _tell_beforehand(plan, context, has_page=True)
+        context.tell("nothing was submitted; --show-script prints the job script")
 
-    print_json({**_summary(plan.record, plan), **more, "script": plan.rendered.script, "commands": commands})
 
-
-def carry_out(
-    plan: "SubmitPlan", context: Context, *, as_json: bool, follow: bool, more: Mapping[str, Any]
-) -> "RunRecord":
-    """Submit and report; returns the record with the new submission.
-
-    Args:
-        plan: the plan to execute.
-        context: this call of llmctl.
-        as_json: print one JSON document on standard output.
-        follow: the caller follows the run, so the report is shorter.
-        more: further fields of the document.
-    """
+def carry_out(plan: "SubmitPlan", context: Context, display: Display) -> "RunRecord":
+    """Submit and report; returns the record with the new submission."""
     from llmctl.submit.execute import execute_plan
 
-    _tell_beforehand(plan, context)
+    has_page = plan.job.config is not None and not display.as_json
+    if has_page:
+        context.tell("\n".join(plan_lines(plan, context, asks=True)))
+    _tell_beforehand(plan, context, has_page=has_page)
     if plan.job.profile.notice:
         from llmctl.operate.notices import remember_site_message
 
         with suppress(OSError):  # on failure, the message appears again next time
             remember_site_message(plan.job.profile, context.folders)
     record = execute_plan(plan, context)
-    if as_json:
+    if display.as_json:
         from llmctl.cli.console import print_json
 
-        print_json({**_summary(record, plan), **more})
+        print_json({**_summary(record, plan), "plan": plan_facts(plan, context, asks=True), **display.more})
         sys.stdout.flush()
         return record
     jobs = ", ".join(dict.fromkeys(job.job_id for job in record.submissions[-1].jobs))
     queue = f" in queue {plan.job.request.queue}" if plan.job.request.queue else ""
     how = f"job {jobs}{queue} on {record.cluster}" if plan.job.queue is not None else f"started on {record.cluster}"
-    if not follow:
+    if not display.follow:
         print(record.run_id)
         context.tell(f"{how}: {record.run_dir}\nllmctl logs -f {record.run_id}")
     elif plan.job.queue is not None:
@@ -236,15 +255,15 @@ def follow_started(record: "RunRecord", context: Context, *, as_json: bool) -> i
     return follow_run(record, session.transport, backend=session.backend, output=output)
 
 
-def _tell_beforehand(plan: "SubmitPlan", context: Context) -> None:
-    """Print the site message, warnings and cost before the job is submitted."""
+def _tell_beforehand(plan: "SubmitPlan", context: Context, *, has_page: bool) -> None:
+    """Print the site message, warnings and cost, which a page of the plan has too, before the job is submitted."""
     profile, lines = plan.job.profile, [*plan.warnings]
     if profile.notice:
         from llmctl.operate.notices import unseen_site_message
 
         notice = unseen_site_message(profile, context.folders)
         lines = [*([f"{profile.name}: {notice}"] if notice else []), *lines]
-    if plan.job.cost is not None:
+    if plan.job.cost is not None and not has_page:
         lines.append(f"asks for {plan.job.cost}")
     if lines:
         context.tell("\n".join(lines))

@@ -66,7 +66,7 @@ def test_doctor_reaches_the_cluster_and_a_dry_run_writes_nothing(laptop: Laptop)
     assert checks["connection"]["detail"].startswith("hpc, ")
     assert {checks[name]["state"] for name in ("scheduler", "runs_root", "python", "torch", "clock")} == {"ok"}, checks
     before = sorted(laptop.runs.rglob("*"))
-    shown = laptop.llmctl("submit", "c.yaml", "--cluster", CLUSTER, "--nodes", "2", "--run-id", "dry", "--dry-run")
+    shown = laptop.llmctl("submit", "c.yaml", "--cluster", CLUSTER, "--nodes", "2", "--run-id", "dry", "--show-script")
     assert "#SBATCH --nodes=2" in shown and str(laptop.path("dry")) in shown
     assert sorted(laptop.runs.rglob("*")) == before
     wait_for(lambda: nodes_of(laptop) == [("n1", "idle"), ("n2", "idle")], "two idle nodes")

@@ -261,7 +261,7 @@ def test_one_call_for_all_runs_and_none_for_those_that_have_ended(site):
 def test_no_secret_reaches_a_file_of_the_run_the_scheduler_or_a_dry_run(site, monkeypatch):
     monkeypatch.setenv("TOKEN", "s3cr3t-value")
     words = ["--nodes", "2", "--secret", "TOKEN"]
-    dry = site.llmctl("submit", "--cluster", "abci3", *words, "--dry-run", "--", "true")
+    dry = site.llmctl("submit", "--cluster", "abci3", *words, "--show-script", "--", "true")
     run_id = site.submit(*words, command=["bash", "-c", 'test "${#TOKEN}" = 12'])
     assert site.wait(run_id, "completed", "failed")["state"] == "completed"
     texts = [path.read_bytes() for path in site.runs.rglob("*") if path.is_file()]

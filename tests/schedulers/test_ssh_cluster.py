@@ -205,7 +205,7 @@ def test_a_run_goes_on_without_a_dead_host(site: Site) -> None:
         assert "saved at iteration" in site.llmctl("cancel", "loses", "--grace", GRACE)
         assert not site.hosts.processes(str(site.path("loses")))
         # The next resume leaves out the same host, and says so.
-        again = site.call("resume", "loses", "--dry-run")
+        again = site.call("resume", "loses", "--show-script")
         assert again.returncode == 0 and "leaves out h2, as before" in again.stderr, again.stderr
         assert "hosts=(h1 h3)" in again.stdout
         # With mpirun only the head has a job.sh.

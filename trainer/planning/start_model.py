@@ -54,21 +54,28 @@ class Files(Protocol):
 class LocalFiles:
     """Files of this machine."""
 
+    def __init__(self, base: Path = Path()) -> None:
+        """Look below ``base`` for relative paths."""
+        self._base = base
+
     def names(self, folder: str) -> Collection[str]:
         """See Files."""
         try:
-            return [entry.name for entry in Path(folder).expanduser().iterdir()]
+            return [entry.name for entry in self._place(folder).iterdir()]
         except OSError:
             return []
 
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes | None:
         """See Files."""
         try:
-            with Path(path).expanduser().open("rb") as file:
+            with self._place(path).open("rb") as file:
                 file.seek(offset)
                 return file.read(-1 if limit is None else limit)
         except OSError:
             return None
+
+    def _place(self, path: str) -> Path:
+        return self._base / Path(path).expanduser()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from llmctl.cli.trainer.trainer_job import (
     Mounts,
     Queue,
     ResourceType,
+    ShowScript,
     Time,
     start,
     value,
@@ -63,6 +64,7 @@ def prepare(
     container: Container = None,
     mounts: Mounts = None,
     dry_run: DryRun = False,
+    show_script: ShowScript = False,
     follow: Follow = False,
     as_json: AsJson = False,
 ) -> int:

@@ -16,6 +16,7 @@ from llmctl.cli.trainer.trainer_job import (
     Group,
     Mounts,
     Queue,
+    ShowScript,
     Time,
     TrainerCommand,
     start_with_model,
@@ -47,6 +48,7 @@ def evaluate(
     container: Container = None,
     mounts: Mounts = None,
     dry_run: DryRun = False,
+    show_script: ShowScript = False,
     follow: Follow = False,
 ) -> int:
     """Evaluate a run, a checkpoint or a Hugging Face folder: perplexity, or tasks. On a cluster, submits a job."""

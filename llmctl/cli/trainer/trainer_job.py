@@ -45,24 +45,28 @@ Container = Annotated[str | None, value("IMAGE", "Container image.")]
 Mounts = Annotated[
     list[str] | None, typer.Option("--mount", metavar="SRC:DST", help="Folder to mount in the container. Repeatable.")
 ]
-DryRun = Annotated[bool, switch("--dry-run", "Print script and submit command; submit nothing.")]
+DryRun = Annotated[bool, switch("--dry-run", "Show the plan of the job; submit nothing.")]
+ShowScript = Annotated[bool, switch("--show-script", "Print script and submit command; submit nothing.")]
 Follow = Annotated[bool, switch("--follow", "Follow the run until it ends.")]
 AsJson = Annotated[bool, switch("--json", "Print one JSON document of the job.")]
 
 
 def start(context: Context, work: "TrainerWork", given: Mapping[str, Any]) -> int:
     """Do ``work`` here, or submit its job with the given parameters; returns the exit code."""
-    from llmctl.cli.submit import submit_plan
+    from llmctl.cli.submit import Display, submit_plan
     from llmctl.operate.trainer_jobs import plan_trainer_work
     from llmctl.submit.job import Flag
 
     flags = [
         Flag(flag, f"job.{key}", given[key], adds=key == "mounts") for key, flag in JOB_FLAGS.items() if given.get(key)
     ]
-    plan = plan_trainer_work(context, given["cluster"], work, flags, dry_run=given["dry_run"])
+    display = Display(
+        dry_run=given["dry_run"], script=given["show_script"], as_json=given["as_json"], follow=given["follow"]
+    )
+    plan = plan_trainer_work(context, given["cluster"], work, flags, dry_run=display.dry_run or display.script)
     if isinstance(plan, int):
         return plan
-    return submit_plan(plan, context, dry_run=given["dry_run"], as_json=given["as_json"], follow=given["follow"])
+    return submit_plan(plan, context, display)
 
 
 class TrainerCommand(typer.core.TyperCommand):

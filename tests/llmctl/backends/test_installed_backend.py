@@ -54,15 +54,15 @@ def test_a_profile_can_use_an_installed_backend(flux, tmp_path, capsys):
     assert "scheduler: flux\n" in text and "See `flux resource list`." in text and "# The bank (flux batch -B)." in text
     assert main(["clusters", "validate", "lab"]) == 0
     capsys.readouterr()
-    assert main(["submit", "--cluster", "lab", "--priority", "11", "--dry-run", "--", "true"]) == 2
+    assert main(["submit", "--cluster", "lab", "--priority", "11", "--show-script", "--", "true"]) == 2
     assert "--priority: 11 is too much for Flux" in capsys.readouterr().err
-    assert main(["submit", "--cluster", "lab", "--priority", "3", "--dry-run", "--", "true"]) == 0
+    assert main(["submit", "--cluster", "lab", "--priority", "3", "--show-script", "--", "true"]) == 0
     script = capsys.readouterr().out
     assert "# flux: --nice=-3" in script and '--job-id "$FLUX_JOB_ID"' in script
     assert load_queue_backend("flux").name == "flux"
     (flux.parent / "templates").mkdir()
     (flux.parent / "templates/flux.sh.j2").write_text("echo mine\n")
-    assert main(["submit", "--cluster", "lab", "--dry-run", "--", "true"]) == 0
+    assert main(["submit", "--cluster", "lab", "--show-script", "--", "true"]) == 0
     assert "echo mine" in capsys.readouterr().out
 
 

@@ -270,7 +270,7 @@ def test_refusals_come_with_advice() -> None:
 
 
 def test_mpirun_is_refused_in_a_container_of_pyxis(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["submit", "--cluster", "slurm-pyxis", "--container", "/i.sqsh", "--launcher", "mpirun", "--dry-run"]
+    asked = ["submit", "--cluster", "slurm-pyxis", "--container", "/i.sqsh", "--launcher", "mpirun", "--show-script"]
     assert main([*asked, "--", "true"]) == 2
     assert "mpirun starts its ranks outside the container" in capsys.readouterr().err
 

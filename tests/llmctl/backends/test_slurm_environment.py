@@ -128,7 +128,7 @@ def refused(home: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 
     def run(profile: dict[str, object]) -> str:
         (folder / "site.yaml").write_text(json.dumps({"scheduler": "slurm", **profile}))
-        code = main(["submit", "--cluster", "site", "--dry-run", "--", "true"])
+        code = main(["submit", "--cluster", "site", "--show-script", "--", "true"])
         message = capsys.readouterr().err
         return message if code else ""
 

@@ -11,7 +11,7 @@ def test_a_job_of_one_node_evaluates_the_folder_of_the_run(login_node, capsys, m
     run_dir = add_run(login_node, "mine")
     flags = ["--tasks", "/data/a.yaml,arc_easy", "--limit", "8", "--pipeline-parallel", "2"]
     command = ["evaluate", "mine", *flags, "--cluster", "lab"]
-    assert main([*command, "--dry-run"]) == 0
+    assert main([*command, "--show-script"]) == 0
     script = capsys.readouterr().out
     assert (
         'exec "$0" "$LLMCTL_RUN_DIR/code/trainer" evaluate "$@"' in script and f"{run_dir} {' '.join(flags)}" in script

@@ -14,7 +14,7 @@ PROMPT = ["--prompt", "a b", "--temperature", "0"]
 def test_a_job_of_one_node_generates_with_the_folder_of_the_run(login_node, capsys, monkeypatch):
     run_dir = add_run(login_node, "mine")
     command = ["generate", "mine", *PROMPT, "--stop", "mine", "--tensor-parallel", "2", "--cluster", "lab"]
-    assert main([*command, "--dry-run"]) == 0
+    assert main([*command, "--show-script"]) == 0
     script = capsys.readouterr().out
     words = f"{run_dir} --prompt 'a b' --temperature 0 --stop mine --tensor-parallel 2"
     assert 'exec "$0" "$LLMCTL_RUN_DIR/code/trainer" generate "$@"' in script and words in script

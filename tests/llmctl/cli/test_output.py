@@ -76,10 +76,10 @@ def test_bytes_that_are_not_utf_8():
     done = shell(r'"$0" "$@" submit --env "X=$(printf "\377")" -- true')
     assert done.returncode == 2
     assert "is not UTF-8" in done.stderr
-    line = r'"$0" "$@" submit --dry-run -- printf "$(printf "\377")" | LC_ALL=C grep -c -a -P "\xff"'
+    line = r'"$0" "$@" submit --show-script -- printf "$(printf "\377")" | LC_ALL=C grep -c -a -P "\xff"'
     assert shell(line).stdout == "1\n"
     # A character outside the output encoding does not end a command.
-    assert shell('PYTHONIOENCODING=latin-1 "$0" "$@" submit --dry-run -- echo 漢 | grep "^set -- echo"').stdout
+    assert shell('PYTHONIOENCODING=latin-1 "$0" "$@" submit --show-script -- echo 漢 | grep "^set -- echo"').stdout
 
 
 @pytest.mark.usefixtures("run")
@@ -103,11 +103,11 @@ def test_a_removed_working_directory(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("submit", "x" * 5000, "--dry-run"),
-        ("submit", "--cluster", "x" * 5000, "--dry-run"),
-        ("submit", "--set", f"training.train_iters={'9' * 5000}", "--dry-run"),
-        ("submit", "--set", "training.train_iters=&x [*x]", "--dry-run"),
-        ("submit", "--set", f"model={'[' * 3000}{']' * 3000}", "--dry-run"),
+        ("submit", "x" * 5000, "--show-script"),
+        ("submit", "--cluster", "x" * 5000, "--show-script"),
+        ("submit", "--set", f"training.train_iters={'9' * 5000}", "--show-script"),
+        ("submit", "--set", "training.train_iters=&x [*x]", "--show-script"),
+        ("submit", "--set", f"model={'[' * 3000}{']' * 3000}", "--show-script"),
     ],
     ids=["config", "cluster", "digits", "alias", "brackets"],
 )

@@ -75,7 +75,7 @@ def test_unknown_device_is_refused_with_the_known_ones(capsys):
 
 @pytest.mark.usefixtures("place")
 def test_submit_refuses_only_states_above_the_device(capsys):
-    submit = ["submit", "c.yaml", "--cluster", "bed", "--dry-run", "--nodes", "1", "--time", "1:00:00"]
+    submit = ["submit", "c.yaml", "--cluster", "bed", "--show-script", "--nodes", "1", "--time", "1:00:00"]
     assert main([*submit, "--set", "training.micro_batch_size=16", "--set", "model.num_layers=16"]) == 0
     assert "may not fit: pipeline rank 0 needs" in capsys.readouterr().err
     assert main([*submit, "--set", "model.num_layers=200"]) != 0
@@ -93,3 +93,17 @@ def test_the_model_of_a_folder_is_planned(place, capsys):
     assert "fits" in capsys.readouterr().out
     assert main(["plan", "start.yaml", *short, "--set", "model.num_layers=3"]) == 3
     assert f"model.num_layers: is 3, but {place}/hf/config.json has 4" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("place")
+def test_the_vocabulary_is_that_of_the_data_and_the_device_this_machine(place, capsys):
+    config = {**CONFIG, "model": {key: value for key, value in CONFIG["model"].items() if key != "vocab_size"}}
+    (place / "c.yaml").write_text(yaml.safe_dump({**config, "data": {"data_path": ["corpus"]}}))
+    assert main(["plan", "c.yaml", "--json"]) == 2
+    assert "no data or tokenizer of the config that can be read here says it" in capsys.readouterr().err
+    (place / "corpus.json").write_text('{"tokens": 1000, "vocab_size": 1000}')
+    assert main(["plan", "c.yaml", "--set", "training.device=cpu", "--json"]) == 0
+    small = json.loads(capsys.readouterr().out)["peak_memory_bytes"]
+    (place / "corpus.json").write_text('{"tokens": 1000, "vocab_size": 100000}')
+    assert main(["plan", "c.yaml", "--set", "training.device=cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_memory_bytes"] > small

@@ -84,7 +84,7 @@ def test_errors_are_found_before_the_queue(place, monkeypatch):
 @pytest.mark.usefixtures("place")
 def test_the_job_uses_nodes_without_gpus(capsys):
     command = ["data", "prepare", "in.jsonl", "--output", "o", *NUMBERS, "--cluster", "lab", "--nodes", "2"]
-    assert main([*command, "--dry-run", "--json"]) == 0
+    assert main([*command, "--show-script", "--json"]) == 0
     job = json.loads(capsys.readouterr().out)
     assert "#SBATCH --nodes=2" in job["script"]
     assert "--gpus-per-node" not in job["script"]

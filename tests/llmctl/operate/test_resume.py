@@ -129,12 +129,12 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(home, capsys):
     run_dir = home / "runs" / capsys.readouterr().out.strip()
     wait_until_ended(run_dir, 1)
     before = sorted(path.relative_to(run_dir) for path in run_dir.rglob("*"))
-    assert main(["resume", "dry", "--dry-run"]) == 0
+    assert main(["resume", "dry", "--show-script"]) == 0
     out = capsys.readouterr().out
     assert ", submission 2. Written by" in out
     assert out.startswith("#!")
     assert sorted(path.relative_to(run_dir) for path in run_dir.rglob("*")) == before
-    assert main(["resume", "dry", "--dry-run", "--nodes", "3"]) == 0
+    assert main(["resume", "dry", "--show-script", "--nodes", "3"]) == 0
     assert "node < 3;" in capsys.readouterr().out
 
 

@@ -37,7 +37,7 @@ def ended(place, attempt):
 def test_a_run_keeps_its_template(place, capsys):
     """Even if the file was removed, and if the launch line does not use exec."""
     words = ["submit", "--run-id", "r", "--template", "mine.sh.j2", "--", "bash", "-c", "echo $SITE $LLMCTL_ATTEMPT"]
-    assert main([*words[:1], "--dry-run", *words[1:]]) == 0
+    assert main([*words[:1], "--show-script", *words[1:]]) == 0
     printed = capsys.readouterr().out
     assert main(words) == 0
     assert ended(place, 1)["reason"] == "completed"
@@ -59,7 +59,7 @@ def test_a_run_keeps_its_template(place, capsys):
 )
 def test_an_error_in_a_template_names_file_and_line(place, capsys, text, message):
     (place / "mine.sh.j2").write_text(text)
-    assert main(["submit", "--template", "mine.sh.j2", "--dry-run", "--", "true"]) == 3
+    assert main(["submit", "--template", "mine.sh.j2", "--show-script", "--", "true"]) == 3
     assert message in capsys.readouterr().err
 
 
@@ -72,5 +72,5 @@ def test_a_template_that_cannot_be_read_is_refused(capsys):
 def test_a_partial_template_of_the_user_takes_precedence(place, capsys):
     (place / "config/llmctl/templates").mkdir(parents=True)
     (place / "config/llmctl/templates/_environment.sh.j2").write_text("load_environment() { echo ours; }\n")
-    assert main(["submit", "--dry-run", "--", "true"]) == 0
+    assert main(["submit", "--show-script", "--", "true"]) == 0
     assert "load_environment() { echo ours; }\n" in capsys.readouterr().out

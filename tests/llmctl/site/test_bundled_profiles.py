@@ -146,7 +146,7 @@ FRONTIER = [
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("flags", "refused"), FRONTIER, ids=[flags for flags, _ in FRONTIER])
 def test_the_time_limit_of_frontier_depends_on_nodes_except_in_extended(capsys, flags, refused):
-    code = main(["submit", "--cluster", "frontier", "--group", "abc", *flags.split(), "--dry-run"])
+    code = main(["submit", "--cluster", "frontier", "--group", "abc", *flags.split(), "--show-script"])
     assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
 
 
@@ -161,7 +161,7 @@ LEONARDO = [
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("flags", "refused"), LEONARDO, ids=[flags for flags, _ in LEONARDO])
 def test_each_qos_of_leonardo_has_its_time_limit(capsys, flags, refused):
-    code = main(["submit", "--cluster", "leonardo", "--group", "abc", *flags.split(), "--dry-run"])
+    code = main(["submit", "--cluster", "leonardo", "--group", "abc", *flags.split(), "--show-script"])
     assert (code, refused in capsys.readouterr().err) == (2 if refused else 0, True)
 
 

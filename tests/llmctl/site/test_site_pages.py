@@ -147,9 +147,9 @@ def test_every_submit_of_a_page_renders_a_script_with_the_facts_of_the_site(site
     scripts = []
     for words in commands_of(site):
         if words[1] == "submit":
-            arguments = [word for word in words[1:] if word not in ("--dry-run", "--follow")]
+            arguments = [word for word in words[1:] if word not in ("--show-script", "--follow")]
             capsys.readouterr()
-            assert main([*arguments, "--dry-run"]) == 0, capsys.readouterr().err
+            assert main([*arguments, "--show-script"]) == 0, capsys.readouterr().err
             scripts.append(capsys.readouterr().out)
     assert scripts
     for script in scripts:

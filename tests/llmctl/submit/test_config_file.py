@@ -52,7 +52,7 @@ def write(folder: Path, *, mode: int = 0o644, **sections: dict[str, object]) -> 
 
 
 def submitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = main(["submit", "--dry-run", *arguments])
+    code = main(["submit", "--show-script", *arguments])
     return code, capsys.readouterr().err
 
 

@@ -67,12 +67,12 @@ def test_a_gguf_file_trains_as_it_is(work, place, capsys) -> None:
     assert (written / "tokenizer.json").is_file()
     assert main(["init", "--from", "m.gguf", "-o", "new.yaml"]) == 0
     short = ["--set", "training.seq_length=64", "--set", "data.streaming=true", "--set", "data.data_path=text.txt"]
-    assert main(["submit", "--dry-run", "new.yaml", *short]) == 0
+    assert main(["submit", "--show-script", "new.yaml", *short]) == 0
 
 
 def test_one_pass_over_the_text_is_the_default_and_flags_win(work, place, capsys) -> None:
     (work / "long.txt").write_text("word " * 400_000)
-    line = ["submit", "--dry-run", "--hf", "my model", "--data", "long.txt"]
+    line = ["submit", "--show-script", "--hf", "my model", "--data", "long.txt"]
     assert main(line) == 0
     assert "about 500,000 tokens of text: 244 iterations of 8 samples of 256 tokens" in capsys.readouterr().err
     assert main([*line, "--set", "training.seq_length=64", "--set", "training.global_batch_size=100"]) == 0
@@ -108,6 +108,6 @@ def test_one_pass_over_the_text_is_the_default_and_flags_win(work, place, capsys
     ],
 )
 def test_a_wrong_line_is_told(work, capsys, line, says) -> None:
-    assert main(["submit", "--dry-run", *line]) == 2
+    assert main(["submit", "--show-script", *line]) == 2
     assert says in capsys.readouterr().err
     assert work.is_dir()

@@ -20,7 +20,7 @@ def test_after_on_grid_engine_waits_for_any_end_and_warns(own_folders, monkeypat
     capsys.readouterr()
     has_warned = {}
     for after in ("first", "any:first"):
-        assert main(["submit", "--cluster", "bed", "--dry-run", "--after", after, "--", "true"]) == 0
+        assert main(["submit", "--cluster", "bed", "--show-script", "--after", after, "--", "true"]) == 0
         output = capsys.readouterr()
         assert "#$ -hold_jid 7\n" in output.out
         has_warned[after] = (

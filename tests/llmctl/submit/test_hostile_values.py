@@ -189,7 +189,9 @@ def test_the_value_of_a_secret_is_not_shown():
 def test_names_of_images_and_flags_of_mounts_are_plain(home, capsys, runtime):
     write_profile(home, "slurm", container={"runtime": runtime})
     image, mount = "nvcr.io#nvidia/pytorch:25.09-py3", "/data:/data:ro"
-    assert main(["submit", "--cluster=slurm", "--dry-run", f"--container={image}", f"--mount={mount}", "--", "a"]) == 0
+    assert (
+        main(["submit", "--cluster=slurm", "--show-script", f"--container={image}", f"--mount={mount}", "--", "a"]) == 0
+    )
     capsys.readouterr()
     for value in GIVEN:
         if "#" not in value:
@@ -225,7 +227,7 @@ def test_the_id_of_a_job_to_wait_for_is_plain(home, capsys):
         made.submit_to_queue(value)
         state = home / "state/llmctl"
         RunIndex(state).add(made.record)
-        said = refusal(capsys, "slurm", "--dry-run", "--after=first", code=5)
+        said = refusal(capsys, "slurm", "--show-script", "--after=first", code=5)
         assert f"{made.path}/run.json: {value!r} cannot be the id of a job" in said
         for folder in (made.path, state):
             shutil.rmtree(folder)

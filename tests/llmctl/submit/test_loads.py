@@ -12,7 +12,7 @@ PROGRAM = """
 import sys
 from llmctl.cli.main import main
 environment = {"HOME": sys.argv[1], "PATH": "/usr/bin:/bin", "LLMCTL_RUNS_ROOT": sys.argv[1] + "/runs"}
-code = main(["submit", "--dry-run", "--cluster", "slurm", *sys.argv[2:]], environment)
+code = main(["submit", "--show-script", "--cluster", "slurm", *sys.argv[2:]], environment)
 print("\\n".join(sys.modules), file=sys.stderr)
 sys.exit(code)
 """

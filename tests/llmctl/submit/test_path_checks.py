@@ -27,7 +27,7 @@ def bed(own_folders, monkeypatch):
 
 
 def refused(capsys, *arguments, code):
-    assert main(["submit", "--cluster", "bed", "--dry-run", *arguments]) == code
+    assert main(["submit", "--cluster", "bed", "--show-script", *arguments]) == code
     return capsys.readouterr().err
 
 
@@ -51,7 +51,7 @@ def test_a_folder_whose_name_breaks_a_mount_is_refused(bed, tmp_path, capsys, mo
         mount = f"{tmp_path}:{tmp_path}"
         assert (
             main(
-                ["submit", "--cluster", "bed", "--dry-run", "--container", "ubuntu", "--mount", mount]
+                ["submit", "--cluster", "bed", "--show-script", "--container", "ubuntu", "--mount", mount]
                 + [str(tmp_path / "c.yaml")]
             )
             == 0

@@ -140,18 +140,18 @@ def test_a_job_is_submitted_once_from_the_run_directory_and_its_id_is_recorded(p
 
 def test_a_site_message_is_shown_once_and_again_after_a_change(place, capsys):
     shown = []
-    for arguments in (["--dry-run"], ["--run-id", "a"], ["--run-id", "b"]):
+    for arguments in (["--show-script"], ["--run-id", "a"], ["--run-id", "b"]):
         assert submit(*arguments) == 0
         shown.append("this machine closes in 2030" in capsys.readouterr().err)
     write_profile(place, notice="closed")
-    assert submit("--dry-run") == 0
+    assert submit("--show-script") == 0
     assert [*shown, "bed: closed" in capsys.readouterr().err] == [True, True, False, True]
 
 
 def test_without_a_time_the_cost_is_the_sites_default(place, capsys):
-    assert submit("--dry-run") == 0
+    assert submit("--show-script") == 0
     assert "1 node of gpu x 8 GPUs, for the site's default time" in capsys.readouterr().err
-    assert submit("--dry-run", "--time", "1:00:00", "--reservation", "R1", "--priority", "-10") == 0
+    assert submit("--show-script", "--time", "1:00:00", "--reservation", "R1", "--priority", "-10") == 0
     assert "at most 4.5 points" in capsys.readouterr().err
     assert not (place / "runs").exists()
 
@@ -286,16 +286,16 @@ REFUSED = [
 
 def test_a_default_priority_that_only_operators_may_give_is_refused(place, capsys):
     write_profile(place, defaults={"resource_type": "gpu", "priority": 5})
-    assert submit("--dry-run") != 0
+    assert submit("--show-script") != 0
     assert "cluster bed: defaults.priority: 5 is above 0" in capsys.readouterr().err
-    assert submit("--dry-run", "--priority", "0") == 0
+    assert submit("--show-script", "--priority", "0") == 0
 
 
 def test_nodes_do_not_overwrite_the_saved_container_of_another(place, capsys):
     write_profile(place, container={"runtime": "pyxis", "save": "/shared/changed.sqsh"})
-    assert submit("--dry-run", "--nodes", "2", "--container", "repo/image") == 2
+    assert submit("--show-script", "--nodes", "2", "--container", "repo/image") == 2
     assert "--nodes: " in (message := capsys.readouterr().err) and "container.save" in message
-    assert submit("--dry-run", "--container", "repo/image") == 0
+    assert submit("--show-script", "--container", "repo/image") == 0
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), REFUSED, ids=lambda value: str(value)[:40])
@@ -309,8 +309,8 @@ def test_requests_above_the_sites_limits_are_refused_before_the_queue(place, cap
 
 @pytest.mark.usefixtures("place")
 def test_a_reservation_has_separate_limits(capsys):
-    assert submit("--dry-run", "--nodes", "32", "--time", "200:00:00", "--reservation", "R1") == 0
-    assert submit("--dry-run", "--reservation", "R1", "--nodes", "2", "--resource-type", "part") == 2
+    assert submit("--show-script", "--nodes", "32", "--time", "200:00:00", "--reservation", "R1") == 0
+    assert submit("--show-script", "--reservation", "R1", "--nodes", "2", "--resource-type", "part") == 2
     assert "part of a node" in capsys.readouterr().err
 
 
@@ -319,7 +319,7 @@ def test_a_missing_group_names_the_three_ways(place, capsys, monkeypatch):
     assert submit() == 3
     message = capsys.readouterr().err
     assert all(way in message for way in ("--group", "LLMCTL_GROUP", f"{place}/config/llmctl/clusters/bed.yaml"))
-    assert submit("--dry-run", "--group", "g2") == 0
+    assert submit("--show-script", "--group", "g2") == 0
 
 
 CONTAINERS = [
@@ -345,7 +345,7 @@ def test_a_registry_image_is_passed_unchanged_and_the_plugin_is_checked(place, c
     write_profile(place, container={"runtime": "pyxis"})
     image = "nvcr.io#nvidia/pytorch:25.01-py3"
     arguments = ["--container", image, "--mount", "tmpfs:/scratch", "--mount", "/tmp:/data:ro+rprivate"]
-    assert submit("--dry-run", *arguments) == 0
+    assert submit("--show-script", *arguments) == 0
     assert f"--container-image={image}" in capsys.readouterr().out
     (place / "bin/srun").write_text("#!/bin/bash\necho '  --cpu-bind=  Bind tasks'\n")
     (place / "bin/srun").chmod(0o755)
@@ -391,9 +391,9 @@ def test_after_waits_for_a_known_job_and_for_none_that_has_ended(place, capsys):
         end = {"code": 0 if code == 0 else 3, "reason": reason, "signal": None, "time": 2.0, "node": "n1"}
         (folder / "exit.json").write_text(json.dumps(end))
         capsys.readouterr()
-        assert submit("--dry-run", "--after", "first") == code
+        assert submit("--show-script", "--after", "first") == code
         assert submit("--after", "first") == code
     assert "did not complete" in (message := capsys.readouterr().err) and "--after any:first" in message
-    assert submit("--dry-run", "--after", "any:first") == 0
+    assert submit("--show-script", "--after", "any:first") == 0
     assert "--dependency" not in capsys.readouterr().out
     assert submit("--cluster", "local", "--after", "first") == 2

@@ -59,7 +59,7 @@ def test_a_shape_can_be_taken_without_weights(work, place) -> None:
 
 def test_all_differences_are_told_at_once_with_their_origin(work, capsys) -> None:
     (work / "c.yaml").write_text(yaml.safe_dump({**REST, "model": {"num_layers": 4, "norm_epsilon": 0.1}}))
-    assert submit("--dry-run", "--set", "model.hidden_size=64") == 3
+    assert submit("--show-script", "--set", "model.hidden_size=64") == 3
     told = capsys.readouterr().err
     where = f"{work}/hf/config.json"
     assert f"{work}/c.yaml: model.norm_epsilon: is 0.1, but {where} has 1e-06; remove the key" in told
@@ -68,7 +68,7 @@ def test_all_differences_are_told_at_once_with_their_origin(work, capsys) -> Non
 
 def test_a_folder_without_a_model_is_refused(work, capsys) -> None:
     (work / "hf" / "config.json").unlink()
-    assert submit("--dry-run") == 2
+    assert submit("--show-script") == 2
     told = capsys.readouterr().err
     assert f"--set checkpoint.load: there is no model in {work}/hf to take the section model from" in told
 
@@ -80,7 +80,7 @@ def test_a_dry_run_does_not_ask_another_machine(place, capsys) -> None:
     profile.write_text(
         "{scheduler: slurm, login: {host: nowhere.invalid}, runs_root: /runs, environment: {kind: venv, path: /venv}}"
     )
-    far = ["submit", "--cluster", "far", "--dry-run", "--set", "checkpoint.load=/models/hf"]
+    far = ["submit", "--cluster", "far", "--show-script", "--set", "checkpoint.load=/models/hf"]
     assert main([*far, "c.yaml"]) == 2
     told = capsys.readouterr().err
     assert "--set checkpoint.load: the model is read on nowhere.invalid, which a dry run does not contact" in told

@@ -152,17 +152,17 @@ def test_a_missing_torch_is_refused_with_the_install_command(place, capsys):
 
 @pytest.mark.usefixtures("place")
 def test_without_a_config_the_chosen_one_is_named(capsys):
-    assert main(["submit", "--dry-run"]) == 0
+    assert main(["submit", "--show-script"]) == 0
     assert "bundled example" in capsys.readouterr().err
     Path("c.yaml").rename("llmctl.yaml")
-    assert main(["submit", "--dry-run"]) == 0
+    assert main(["submit", "--show-script"]) == 0
     assert "./llmctl.yaml" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_submitted_script_and_writes_nothing(place, capsys, monkeypatch):
     monkeypatch.setenv("TOKEN", "hidden-value")
     arguments = ["submit", "--run-id", "same", "--env", f"X={NASTY}", "--secret", "TOKEN", "--", "true"]
-    assert main([*arguments[:1], "--dry-run", *arguments[1:]]) == 0
+    assert main([*arguments[:1], "--show-script", *arguments[1:]]) == 0
     printed = capsys.readouterr().out
     assert sorted(path.name for path in place.iterdir()) == ["work"]
     assert main(arguments) == 0
@@ -175,7 +175,7 @@ def test_a_dry_run_prints_the_submitted_script_and_writes_nothing(place, capsys,
 
 
 def test_a_dry_run_in_json_holds_script_and_commands(place, capsys):
-    assert main(["submit", "c.yaml", "--dry-run", "--json", "--run-id", "j"]) == 0
+    assert main(["submit", "c.yaml", "--show-script", "--json", "--run-id", "j"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["commands"] == [{"host": "localhost", "argv": ["bash", f"{place}/runs/j/job.sh"]}]
     assert document["script"].startswith("#!/usr/bin/env bash\n# Run j ")

@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_dry_run_needs_no_set_up_host_or_network(cluster, home, capsys, tmp_path):
-    assert main(["submit", "--cluster", cluster, "--dry-run"], home) == 0
+    assert main(["submit", "--cluster", cluster, "--show-script"], home) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("#!")
     assert ("YOUR-" in shown.out) == ("placeholders for values that are not set: YOUR-" in shown.err)
@@ -34,17 +34,31 @@ def test_a_dry_run_needs_no_set_up_host_or_network(cluster, home, capsys, tmp_pa
 
 
 def test_the_command_that_this_project_exists_for(home, capsys):
-    assert main(["submit", "--cluster", "abci", "--nodes", "8", "--group", "gaa50001", "--dry-run"], home) == 0
+    assert main(["submit", "--cluster", "abci", "--nodes", "8", "--group", "gaa50001", "--show-script"], home) == 0
     shown = capsys.readouterr()
     assert "/groups/gaa50001/ada/llmctl-runs/" in shown.out and "qsub -g gaa50001" in shown.out
     assert "runs_root is unset: the run goes to /groups/gaa50001/ada/llmctl-runs, the work area of abci;" in shown.err
     assert "placeholders" not in shown.err
 
 
+def test_a_dry_run_shows_a_plan_of_at_most_fifteen_lines(home, capsys):
+    assert main(["submit", "--cluster", "abci", "--nodes", "8", "--dry-run"], home) == 0
+    shown = capsys.readouterr()
+    labels = [line.split()[0] for line in shown.out.splitlines()[1:]]
+    assert labels == [
+        *("model", "layout", "batch", "length", "data", "start", "estimate", "job", "folder", "defaults"),
+    ]
+    assert len(shown.out.splitlines()) <= 15
+    assert "6.16 M parameters: 8 layers of 256, 8 heads, vocabulary 256" in shown.out
+    assert "32 ranks: dp 32, fp32" in shown.out and "V100-16GB" in shown.out
+    assert "8 nodes of rt_F x 4 GPUs x 1 h = 8 node-hours, at most 9.6 ABCI points" in shown.out
+    assert "nothing was submitted; --show-script prints the job script" in shown.err
+
+
 def test_hosts_that_nobody_has_named_are_placeholders(home, capsys, tmp_path):
     assert main(["clusters", "new", "lab", "--scheduler", "ssh", "--host", "m1", "--host", "m2"], home) == 0
     capsys.readouterr()
-    assert main(["submit", "--cluster", "lab", "--nodes", "2", "--dry-run"], home) == 0
+    assert main(["submit", "--cluster", "lab", "--nodes", "2", "--show-script"], home) == 0
     shown = capsys.readouterr()
     assert (
         "# submitted on m2: bash /YOUR-HOME/llmctl-runs/" in shown.out and "/YOUR-ENVIRONMENT/bin/python" in shown.out

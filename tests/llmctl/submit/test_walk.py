@@ -87,7 +87,7 @@ def test_a_submission_passes_through_few_files_with_few_switches(environment, mo
 
 def test_a_dry_run_of_a_config_passes_through_few_files(environment, capsys):
     config = str(ROOT / "examples/gpt_small.yaml")
-    arguments = ["submit", "--dry-run", "--cluster", "slurm", "--nodes", "2", config]
+    arguments = ["submit", "--show-script", "--cluster", "slurm", "--nodes", "2", config]
     assert main(arguments, environment) == 0
     walk = Walk()
     before = sys.getprofile()

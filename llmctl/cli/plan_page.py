@@ -1,0 +1,61 @@
+"""The plan of a run on the screen: about ten lines that ``submit`` and ``--dry-run`` show."""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmctl.context import Context
+
+if TYPE_CHECKING:
+    from llmctl.submit.job import SubmitPlan
+    from llmctl.submit.preview.preview import Preview
+
+_LABEL = 10
+_NARROWEST = 60
+
+
+def plan_lines(plan: "SubmitPlan", context: Context, *, asks: bool) -> Iterator[str]:
+    """The lines of a plan: the run, then a label and a text each, wrapped at the width of a terminal.
+
+    Args:
+        plan: of the submission.
+        context: this call of llmctl.
+        asks: False for a dry run, which does not contact another machine.
+    """
+    yield f"{plan.record.run_id} on {plan.job.profile.name}"
+    width = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stderr.isatty() else 0
+    for label, text in _preview(plan, context, asks=asks).rows:
+        indent = " " * (_LABEL + 2)
+        parts = textwrap.wrap(text, width - len(indent), break_long_words=False) if width else [text]
+        yield f"  {label:{_LABEL}}{parts[0]}"
+        yield from (f"{indent}{part}" for part in parts[1:])
+
+
+def plan_facts(plan: "SubmitPlan", context: Context, *, asks: bool) -> Mapping[str, Any]:
+    """The numbers of a plan, for ``--json``."""
+    preview = _preview(plan, context, asks=asks)
+    return {**preview.facts, "rows": dict(preview.rows)}
+
+
+def _preview(plan: "SubmitPlan", context: Context, *, asks: bool) -> "Preview":
+    from llmctl.submit.preview.preview import preview_of
+    from llmctl.submit.start_model import TransportFiles
+
+    job = plan.job
+    mounts = (*job.profile.container.mounts, *job.spec.mounts)
+    files = TransportFiles(context.connect(job.profile), mounts) if asks or not job.is_remote else _NoFiles()
+    return preview_of(plan, files, context.transport)
+
+
+class _NoFiles:
+    """Files of a machine that a dry run does not contact."""
+
+    def names(self, folder: str) -> Collection[str]:  # noqa: ARG002
+        """See trainer.planning.start_model.Files."""
+        return ()
+
+    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes | None:  # noqa: ARG002
+        """See trainer.planning.start_model.Files."""
+        return None

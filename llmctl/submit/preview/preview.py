@@ -1,0 +1,190 @@
+"""The rows that ``submit`` and ``--dry-run`` show about a run, and the same facts for machines."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmctl.durations import clock, duration_text
+from llmctl.submit.job import Job, SubmitPlan
+from llmctl.submit.preview.estimate import device_of, estimate_of
+from llmctl.transport.protocol import Transport
+from trainer.config.train_config import TrainConfig
+from trainer.planning.estimate.devices import GIB
+from trainer.planning.estimate.known_sizes import DatasetSize, dataset_size, vocabulary_of
+from trainer.planning.estimate.plan import RunPlan
+from trainer.planning.flops import count_parameters
+from trainer.planning.start_model import Files
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A submission for people.
+
+    Attributes:
+        rows: label and text, in order.
+        facts: the numbers behind the rows, for ``--json``.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    facts: Mapping[str, Any]
+
+
+def preview_of(plan: SubmitPlan, files: Files, here: Transport) -> Preview:
+    """Describe a submission.
+
+    Args:
+        plan: of the submission.
+        files: of the machine that has the job's files.
+        here: to this machine.
+    """
+    job = plan.job
+    if job.config is None:
+        rows = [("command", " ".join(job.spec.command)), *_place_rows(job)]
+        return Preview(tuple(rows), {})
+    config = job.config
+    data = dataset_size(config, files)
+    vocabulary = vocabulary_of(config, data, files)
+    planned = estimate_of(job, vocabulary, device_of(job, here))
+    world = job.request.nodes * job.request.ranks_per_node
+    step = config.global_batch_size(config.data_parallel_size(world)) * config.tokens_per_sample
+    tokens = step * config.training.train_iters
+    rows = [
+        ("model", _model(config, vocabulary)),
+        ("layout", _layout(config, world)),
+        ("batch", _batch(config, world, step)),
+        ("length", f"{_count(config.training.train_iters, 'step')} = {_short(tokens)} tokens"),
+        ("data", _data(config, data, tokens)),
+        ("start", _start(plan, config)),
+        ("estimate", _estimate(planned, config)),
+        *_place_rows(job),
+        ("defaults", _defaults(plan, config)),
+    ]
+    return Preview(tuple(row for row in rows if row[1]), _facts(config, vocabulary, data, tokens, planned))
+
+
+def _model(config: TrainConfig, vocabulary: int | None) -> str:
+    model = config.model
+    kind = {"bert": "BERT, ", "t5": "T5, "}.get(model.architecture, "")
+    shape = f"{kind}{model.num_layers} layers of {model.hidden_size}, {model.num_attention_heads} heads"
+    if vocabulary is None:
+        return f"{shape}, vocabulary unknown"
+    counts = count_parameters(config, vocabulary)
+    active = f" ({_short(counts.active)} per token)" if counts.active != counts.total else ""
+    return f"{_short(counts.total)} parameters{active}: {shape}, vocabulary {vocabulary:,}"
+
+
+def _layout(config: TrainConfig, world: int) -> str:
+    parallel = config.parallel
+    sizes = {
+        "tp": parallel.tensor_model_parallel_size,
+        "pp": parallel.pipeline_model_parallel_size,
+        "cp": parallel.context_parallel_size,
+        "ep": parallel.expert_model_parallel_size,
+        "dp": config.data_parallel_size(world),
+    }
+    axes = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "no parallelism"
+    zero = f", ZeRO-{parallel.zero_stage}" if parallel.zero_stage else ""
+    precision = "bf16" if config.training.bf16 else "fp16" if config.training.fp16 else "fp32"
+    return f"{_count(world, 'rank')}: {axes}{zero}, {precision}"
+
+
+def _batch(config: TrainConfig, world: int, tokens: int) -> str:
+    dp = config.data_parallel_size(world)
+    micro, accumulated = config.training.micro_batch_size, config.num_micro_batches(dp)
+    parts = f"micro-batch {micro}" + f" x {accumulated} accumulated" * (accumulated > 1) + f" x dp {dp}" * (dp > 1)
+    return (
+        f"{config.global_batch_size(dp):,} samples of {config.tokens_per_sample:,} = {tokens:,} tokens a step ({parts})"
+    )
+
+
+def _data(config: TrainConfig, data: DatasetSize, tokens: int) -> str:
+    if config.data.mock_data:
+        return "generated, for tests of a cluster"
+    names = [path.rpartition("/")[2] for key, path in config.data_prefixes() if key != "data.test_data_path"]
+    shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    if config.data.streaming:
+        return f"{shown}, tokenized while training"
+    if data.tokens is None:
+        return shown
+    epochs = f" = {tokens / data.tokens:.2g} epochs" if data.tokens else ""
+    return f"{shown}: {_short(data.tokens)} tokens{epochs}"
+
+
+def _start(plan: SubmitPlan, config: TrainConfig) -> str:
+    if not plan.is_new:
+        return f"resumes {plan.job.run_id} from its latest checkpoint"
+    if config.checkpoint.load is not None:
+        return f"weights of {config.checkpoint.load}"
+    return f"new weights, seed {config.training.seed}"
+
+
+def _estimate(planned: RunPlan | str, config: TrainConfig) -> str:
+    if isinstance(planned, str):
+        return planned
+    device, total = planned.device, planned.step.total * config.training.train_iters
+    memory = f"{planned.worst.total / GIB:.2g} of {device.memory / GIB:.3g} GiB"
+    fits = "" if planned.fits else " (does not fit)"
+    took = duration_text(total) if total >= 1 else "less than 1 s"
+    return f"{memory}{fits}, {took} at {planned.step.total:.2g} s a step, on {device.name}"
+
+
+def _place_rows(job: Job) -> list[tuple[str, str]]:
+    request, profile = job.request, job.profile
+    if job.cost is not None:
+        queue = f", queue {request.queue}" if request.queue else ""
+        place = f"{job.cost}{queue}"
+    else:
+        where = ", ".join(request.hosts) if request.hosts else "this machine"
+        place = f"{_count(request.nodes, 'node')} x {_count(request.ranks_per_node, 'rank')} on {where}"
+    image = [("image", job.image)] if job.image else []
+    return [("job", f"{place} ({profile.name})"), *image, ("folder", str(job.run_dir))]
+
+
+def _defaults(plan: SubmitPlan, config: TrainConfig) -> str:
+    """Values of weight that neither the command nor the config names."""
+    job, given = plan.job, plan.record.origins
+    request, training = job.request, config.training
+    values = {
+        "job.nodes": _count(request.nodes, "node"),
+        "job.resource_type": request.resource_type,
+        "job.time": clock(request.time_s) if request.time_s is not None and job.cost is not None else None,
+        "training.bf16": None if training.bf16 or training.fp16 else "fp32",
+        "training.global_batch_size": "batch = micro-batch x dp",
+        "optimizer.lr": f"lr {config.optimizer.lr:g}",
+        "checkpoint.save_interval": "checkpoint at the end only" if config.checkpoint.save_interval is None else None,
+    }
+    return ", ".join(text for key, text in values.items() if text and key not in given)
+
+
+def _facts(
+    config: TrainConfig, vocabulary: int | None, data: DatasetSize, tokens: int, planned: RunPlan | str
+) -> dict[str, Any]:
+    counts = None if vocabulary is None else count_parameters(config, vocabulary)
+    facts: dict[str, Any] = {
+        "parameters": None if counts is None else counts.total,
+        "vocabulary": vocabulary,
+        "data_tokens": data.tokens,
+        "train_tokens": tokens,
+        "fits": None,
+        "peak_memory_bytes": None,
+        "iteration_time_s": None,
+    }
+    if not isinstance(planned, str):
+        facts |= {
+            "fits": planned.fits,
+            "peak_memory_bytes": planned.worst.total,
+            "iteration_time_s": planned.step.total,
+            "device": planned.device.name,
+        }
+    return facts
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:.0f}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
