@@ -36,8 +36,10 @@ class ContainerPlan:
     @property
     def source(self) -> str:
         """The image URI for apptainer pull and enroot import."""
-        image = self.image.removeprefix("docker://")
-        return f"docker://{image if self.runtime in ('pyxis', 'enroot') else image.replace('#', '/')}"
+        if self.runtime in ("pyxis", "enroot"):
+            image = enroot_name(self.image)
+            return image if "://" in image else f"docker://{image}"
+        return f"docker://{self.image.removeprefix('docker://').replace('#', '/')}"
 
     @property
     def srun_options(self) -> tuple[str, ...]:
@@ -45,7 +47,10 @@ class ContainerPlan:
         if self.runtime != "pyxis":
             return ()
         site = self.site
-        words = [f"--container-image={self.imported or self.image}", f"--container-mounts={','.join(self.mounts)}"]
+        words = [
+            f"--container-image={self.imported or enroot_name(self.image)}",
+            f"--container-mounts={','.join(self.mounts)}",
+        ]
         for flag, value in (("workdir", site.workdir), ("name", site.name), ("save", site.save)):
             if value is not None:
                 words.append(f"--container-{flag}={value}")
@@ -84,6 +89,25 @@ class ContainerPlan:
 def is_file(image: str) -> bool:
     """True if an image is a path, not a registry's name, by pyxis' rule."""
     return image.startswith(("/", "."))
+
+
+def enroot_name(image: str) -> str:
+    """An image in the syntax of enroot and pyxis, which write # between registry and image where others write /.
+
+    As for docker, the first part of a name is a registry if it has a dot or a colon, or is localhost. Paths, names
+    with # and images of a local daemon (dockerd://, podman://) stay. Docker Hub is enroot's default, and docker.io not
+    its server. Source: docker::import in https://github.com/NVIDIA/enroot/blob/master/src/docker.sh.
+    """
+    scheme, mark, name = image.rpartition("://")
+    first, slash, rest = name.partition("/")
+    user, at, registry = first.rpartition("@")
+    if is_file(image) or scheme not in ("", "docker") or "#" in name or not slash:
+        return image
+    if registry in ("docker.io", "index.docker.io"):
+        return f"{scheme}{mark}{user}{at}{rest}"
+    if registry != "localhost" and not set(registry) & set(".:"):
+        return image
+    return f"{scheme}{mark}{first}#{rest}"
 
 
 def on_host(path: str, mounts: Sequence[str]) -> str | None:

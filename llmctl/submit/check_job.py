@@ -170,6 +170,10 @@ def _warnings(job: Job) -> list[str]:
         from llmctl.submit.checks.site import crowd_warnings
 
         warnings += crowd_warnings(job, os.cpu_count() or 1)
+    if job.profile.container.runtime is not None and job.image is None:
+        from llmctl.submit.checks.container import bare_warnings
+
+        warnings += bare_warnings(job)
     if has_known_gpu(job):
         from llmctl.submit.checks.memory import memory_warnings
 

@@ -11,7 +11,7 @@ from llmctl.site.container import is_file
 from llmctl.submit.job import Job, Problem
 
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+#-]*")
-"""[USER@][REGISTRY#]IMAGE[:TAG]; pyxis and enroot write # between registry and image."""
+"""[USER@][REGISTRY/]IMAGE[:TAG], also with the # of pyxis and enroot between registry and image."""
 _FLAGS = re.compile(r"[A-Za-z0-9_=+-]+")
 
 
@@ -39,9 +39,24 @@ def container_problems(job: Job) -> Iterator[Problem]:
     yield from _own_mount_problems(job)
 
 
+def bare_warnings(job: Job) -> Iterator[str]:
+    """A job without an image where jobs may be meant to have one: it runs with the software of the nodes."""
+    profile, software = job.profile, job.profile.environment
+    if job.image is not None or software.path is not None or software.python is not None or job.queue is None:
+        return
+    if job.config is not None:
+        yield (
+            f"no image is given: the run uses no container, but {job.python} on the nodes themselves, which is the "
+            f"Python of llmctl on this machine; give --container IMAGE, or name a Python of the nodes: llmctl clusters "
+            f"setup {profile.name} --venv DIR"
+        )
+    elif not (software.modules or software.setup):
+        yield "no image is given: COMMAND runs on the nodes themselves, in no container; give --container IMAGE for one"
+
+
 def _image_problems(image: str, *, is_remote: bool) -> Iterator[Problem]:
     if not is_file(image) and not _REFERENCE.fullmatch(image):
-        text = f"{image!r} is not valid: a file begins with / or ., an image is [REGISTRY#]IMAGE[:TAG]"
+        text = f"{image!r} is not valid: a file begins with / or ., an image is [REGISTRY/]IMAGE[:TAG]"
         yield Problem("job.container", text)
     elif not is_file(image) and image.endswith((".sqsh", ".sif")):
         text = f"{image} would be looked for in a registry; a file begins with / or ."

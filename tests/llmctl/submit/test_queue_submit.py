@@ -322,61 +322,6 @@ def test_a_missing_group_names_the_three_ways(place, capsys, monkeypatch):
     assert submit("--show-script", "--group", "g2") == 0
 
 
-CONTAINERS = [
-    (["--container", "a b"], ["--container", "is not valid"]),
-    (["--container", "img.sqsh"], ["--container", "begins with / or ."]),
-    (["--container", "/nowhere/img.sqsh"], ["--container", "there is no /nowhere/img.sqsh"]),
-    (["--container", "nvcr.io#nvidia/pytorch:25.01", "--mount", "data:/data"], ["--mount", "SRC is an absolute path"]),
-    (["--container", "ubuntu", "--mount", "/data:data"], ["--mount", "DST is an absolute path"]),
-    (["--container", "ubuntu", "--mount", "/a:/b,/c:/d"], ["--mount", "one --mount for each"]),
-    (["--container", "ubuntu", "--mount", "/a:/b:ro,x"], ["--mount", "joined by +"]),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), CONTAINERS, ids=lambda value: str(value)[:60])
-def test_images_and_mounts_by_the_rules_of_pyxis(place, capsys, arguments, message):
-    write_profile(place, container={"runtime": "pyxis"})
-    assert submit(*arguments) == 2
-    err = capsys.readouterr().err
-    assert [words for words in message if words not in err] == []
-
-
-def test_a_registry_image_is_passed_unchanged_and_the_plugin_is_checked(place, capsys):
-    write_profile(place, container={"runtime": "pyxis"})
-    image = "nvcr.io#nvidia/pytorch:25.01-py3"
-    arguments = ["--container", image, "--mount", "tmpfs:/scratch", "--mount", "/tmp:/data:ro+rprivate"]
-    assert submit("--show-script", *arguments) == 0
-    assert f"--container-image={image}" in capsys.readouterr().out
-    (place / "bin/srun").write_text("#!/bin/bash\necho '  --cpu-bind=  Bind tasks'\n")
-    (place / "bin/srun").chmod(0o755)
-    assert submit(*arguments) == 3
-    assert "has no --container-image" in capsys.readouterr().err
-    assert not (place / "bin/argv").exists()
-    (place / "bin/srun").write_text("#!/bin/bash\necho '      --container-image=[USER@][REGISTRY#]IMAGE'\n")
-    assert submit(*arguments) == 0
-
-
-def test_the_container_runtime_is_searched_with_the_modules_of_the_profile(place, capsys):
-    """A missing runtime gives a warning; a module that cannot be loaded is an error."""
-    setup = 'if [ ! -e fails ]; then PATH="$PATH:$HOME_OF_MODULE"; else echo no such module >&2; false; fi || return 1'
-    software = {"setup": [setup.replace("$HOME_OF_MODULE", f"{place}/module")]}
-    write_profile(place, container={"runtime": "apptainer"}, environment=software)
-    assert submit("--container", "ubuntu") == 0
-    message = capsys.readouterr().err
-    assert "has no apptainer; unless the compute nodes have it" in message
-    assert "environment.modules in" in message
-    (place / "module").mkdir()
-    (place / "module/apptainer").write_text("#!/bin/bash\n")
-    (place / "module/apptainer").chmod(0o755)
-    assert submit("--container", "ubuntu") == 0
-    assert "has no apptainer" not in capsys.readouterr().err
-    jobs = len(queued(place))
-    write_profile(place, container={"runtime": "apptainer"}, environment={"setup": [f"touch fails; {setup}"]})
-    assert submit("--container", "ubuntu") == 3
-    assert "no such module" in capsys.readouterr().err
-    assert len(queued(place)) == jobs
-
-
 def test_after_waits_for_a_known_job_and_for_none_that_has_ended(place, capsys):
     assert submit("--run-id", "first") == 0
     assert submit("--run-id", "second", "--after", "first") == 0
