@@ -38,7 +38,7 @@ def interactive(
         int | None, typer.Option("--gpus-per-node", metavar="G", min=1, help="GPUs per node.")
     ] = None,
     resource_type: Annotated[_Text, typer.Option("--resource-type", metavar="T", help="Kind of node.")] = None,
-    time: Annotated[_Text, typer.Option(metavar="H:M:S", help="Time limit.")] = None,
+    time: Annotated[_Text, typer.Option(metavar="H:M:S", help="Time limit; 90m too.")] = None,
     group: Annotated[_Text, typer.Option(metavar="G", help="Group, project or account to bill.")] = None,
     queue: Annotated[_Text, typer.Option(metavar="Q", help="Queue or partition.")] = None,
     reservation: Annotated[_Text, typer.Option(metavar="ID", help="Reservation of nodes.")] = None,

@@ -163,9 +163,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         if "--" in arguments and not command:
             raise UsageError("--: no COMMAND follows; give a COMMAND, or leave -- out")
-        result = typer.main.get_command(app).main(
-            words or ["--help"], prog_name="llmctl", standalone_mode=False, obj=context
-        )
+        result = _call(words or ["--help"], context)
     except LlmctlError as error:
         return _report(error.message, error.exit_code, debug)
     except _CLICK_ERROR as error:
@@ -180,6 +178,22 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
     except Exception as error:
         return _report(_internal(error), BUG, debug)
     return result if isinstance(result, int) else 0
+
+
+def _call(words: list[str], context: Context) -> Any:
+    """Run a command. A flag of a job that its parser does not know may be a scheduler's."""
+    try:
+        return typer.main.get_command(app).main(words, prog_name="llmctl", standalone_mode=False, obj=context)
+    except _CLICK_ERROR as error:
+        unknown = getattr(error, "option_name", None)
+        if unknown is None or not set(words) & TAKES_COMMAND:
+            raise
+        from llmctl.cli.scheduler_words import in_our_words
+
+        again = in_our_words(words, unknown)
+        if again is None:
+            raise
+    return _call(again, context)
 
 
 def _system_error(error: OSError | RecursionError) -> tuple[str, int]:

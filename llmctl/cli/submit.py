@@ -37,7 +37,7 @@ _CONFIG = typer.Argument(
 _CLUSTER = _option("--cluster", "NAME", "Cluster. Default: local.", autocompletion=complete_cluster)
 _NODES = _option("--nodes", "N", "Number of nodes.")
 _GPUS_PER_NODE = _option("--gpus-per-node", "G", "Ranks per node. Default: the node's GPUs.")
-_TIME = _option("--time", "H:M:S", "Time limit.")
+_TIME = _option("--time", "H:M:S", "Time limit; 90m, 5h and 1h30m too.")
 _NAME = _option("--name", "N", "Name of the run.")
 _GROUP = _option("--group", "G", "Group, project or account to bill.")
 _RESOURCE_TYPE = _option("--resource-type", "T", "Kind of node.")

@@ -127,14 +127,21 @@ def parse_nodes(text: str) -> list[str]:
 
 
 def parse_time(text: str) -> int:
-    """Seconds of ``H:M:S``, ``M:S`` or ``D-H:M:S``.
+    """Seconds of ``H:M:S``, ``M:S``, ``D-H:M``, ``D-H:M:S``, or of numbers with units, as in ``1h30m``.
 
     Raises:
         JobError: the text has another format, or the duration is zero.
     """
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    match = (
+        re.fullmatch(r"(?:(?:(?P<d>\d+)-)?(?P<h>\d+):)?(?P<m>\d+):(?P<s>[0-5]?\d)", text)
+        or re.fullmatch(r"(?P<d>\d+)-(?P<h>\d+):(?P<m>\d+)", text)
+        or re.fullmatch(
+            r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+)s)?", text.lower().replace(" ", "")
+        )
+    )
+    days, hours, minutes, seconds = (int(match.groupdict().get(unit) or 0) if match else 0 for unit in "dhms")
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if match is None or seconds > 59 or (match[2] is not None and minutes > 59) or not total:
-        raise JobError("time", f"{text!r} is not valid: give H:M:S, as in 1:30:00")
+    if not total or (":" in text and minutes > 59 and match is not None and match["h"] is not None):
+        unit = "has no unit: " if text.isdigit() else "is not valid: "
+        raise JobError("time", f"{text!r} {unit}give H:M:S, as in 1:30:00, or units, as in 90m, 5h, 1h30m or 2d")
     return total

@@ -61,6 +61,9 @@ def parse_settings(settings: Sequence[str]) -> list[Flag]:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--set {setting}: give key=value, as in --set training.train_iters=1000")
+        if key.strip() == "job.time":  # YAML 1.1 reads 1:30:00 as the number 5400
+            found.append(Flag("--set", "job.time", text.strip()))
+            continue
         try:
             found.append(Flag("--set", key.strip(), yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
         except (RecursionError, ValueError) as error:
@@ -174,7 +177,8 @@ def _section_problems(error: "ValidationError") -> Iterator[Problem]:
         elif key == "job":
             yield Problem("", "job: is not a mapping")
         else:
-            yield Problem(key, f"{found['input']!r} is not valid: {found['msg'][:1].lower()}{found['msg'][1:]}")
+            message = str(found.get("ctx", {}).get("error") or found["msg"])
+            yield Problem(key, f"{found['input']!r} is not valid: {message[:1].lower()}{message[1:]}")
 
 
 class _Layers:

@@ -1,8 +1,8 @@
 """Section ``job``: the request to the cluster."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, field_validator
 
 from trainer.config.sections.section import Section
 
@@ -29,3 +29,11 @@ class JobConfig(Section):
     env: dict[str, str] = {}
     secrets: list[str] = []
     code: list[str] = []
+
+    @field_validator("time", mode="before")
+    @classmethod
+    def _check_unit(cls, time: Any) -> Any:
+        # A number has no unit. YAML 1.1 also reads 1:30:00 without quotes as a number, 5400.
+        if isinstance(time, int | float) and not isinstance(time, bool):
+            raise ValueError("give units, as in 90m or 5h, or H:M:S in quotes, as in '1:30:00'")
+        return time

@@ -1,0 +1,35 @@
+"""Time limits, as users of every scheduler write them."""
+
+import pytest
+
+from llmctl.site.job import JobError, parse_time
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1:30:00", 1.5 * HOUR),
+        ("90:00", 1.5 * HOUR),
+        ("90m", 1.5 * HOUR),
+        ("1h30m", 1.5 * HOUR),
+        ("5H", 5 * HOUR),
+        ("2d", 48 * HOUR),
+        ("1d 12h", 36 * HOUR),
+        ("45s", 45),
+        ("1-02:30:00", 26.5 * HOUR),
+        ("1-02:30", 26.5 * HOUR),
+        ("720:00:00", 720 * HOUR),
+    ],
+)
+def test_time_limits(text, seconds):
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["90", "0m", "", "1:99:00", "1:00:60", "5x", "m", "1m1h", "-5m", "1-10", "1.5h", "0:00:00"]
+)
+def test_a_time_without_a_unit_or_of_another_form_is_refused(text):
+    with pytest.raises(JobError, match=r"give H:M:S, as in 1:30:00, or units, as in 90m, 5h, 1h30m or 2d"):
+        parse_time(text)
