@@ -47,7 +47,9 @@ def test_llmctl_finds_its_own_trainer(theirs, home, monkeypatch, start, place):
         (home / "bin/llmctl").write_text(START)
         start = (str(home / "bin/llmctl"),)
     cwd = theirs if place == "folder" else home
-    assert "-m trainer pretrain" in llmctl(cwd, "submit", "--dry-run", ROOT / "examples/gpt_small.yaml", start=start)
+    assert "-m trainer pretrain" in llmctl(
+        cwd, "submit", "--show-script", ROOT / "examples/gpt_small.yaml", start=start
+    )
 
 
 def test_a_command_imports_the_users_trainer(theirs, home, monkeypatch):
