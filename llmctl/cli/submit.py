@@ -16,7 +16,7 @@ from llmctl.errors import UsageError
 
 if TYPE_CHECKING:
     from llmctl.runs.record import RunRecord
-    from llmctl.submit.job import SubmitPlan
+    from llmctl.submit.job import SubmitArguments, SubmitPlan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -32,7 +32,7 @@ def _switch(flag: str, description: str) -> Any:
 _CONFIG = typer.Argument(
     None,
     metavar="CONFIG",
-    help="Training config, or a Megatron-LM script (.sh). Default: ./llmctl.yaml, else an example.",
+    help="Training config, or a Megatron-LM script (.sh). Default: ./llmctl.yaml, else --example.",
 )
 _CLUSTER = _option("--cluster", "NAME", "Cluster. Default: local.", autocompletion=complete_cluster)
 _NODES = _option("--nodes", "N", "Number of nodes.")
@@ -53,6 +53,7 @@ _SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is
 _ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
 _SECRETS = _option("--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
 _SCRIPT_ARGUMENTS = _option("--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable.")
+_EXAMPLE = _switch("--example", "Train a small bundled example on generated data, in place of CONFIG.")
 _HF = _option("--hf", "FOLDER", "Continue the pretraining of this Hugging Face folder or GGUF file on --data.")
 _DATA = _option("--data", "TEXT", "With --hf: .jsonl, .parquet or text files; text is cut at blank lines.")
 _RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
@@ -107,6 +108,7 @@ def submit(
     env: list[str] | None = _ENV,
     secrets: list[str] | None = _SECRETS,
     script_arguments: list[str] | None = _SCRIPT_ARGUMENTS,
+    example: bool = _EXAMPLE,
     hf: str | None = _HF,
     data: list[str] | None = _DATA,
     run_id: str | None = _RUN_ID,
@@ -127,6 +129,8 @@ def submit(
     if exclude is not None:
         given["exclude"] = parse_nodes(exclude)
     context: Context = ctx.obj
+    if example and (config is not None or hf is not None or texts or context.command):
+        raise UsageError("--example: takes the place of CONFIG, --hf, --data and COMMAND; leave it or them out")
     arguments = SubmitArguments(
         config=config,
         flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
@@ -143,9 +147,35 @@ def submit(
         script_arguments=tuple(script_arguments or ()),
         hf=hf,
         data=tuple(texts),
+        example=example,
     )
     display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow)
-    return submit_plan(plan_submission(context, arguments), context, display)
+    plan = plan_submission(context, arguments)
+    if not arguments.dry_run and plan.job.queue is not None:
+        _check_that_the_example_is_meant(plan, context, arguments)
+    return submit_plan(plan, context, display)
+
+
+def _check_that_the_example_is_meant(plan: "SubmitPlan", context: Context, arguments: "SubmitArguments") -> None:
+    """Ask before a queue, which may bill, gets the bundled example that nobody has named.
+
+    Raises:
+        UsageError: the answer is no, or nobody can answer.
+    """
+    named = arguments.config is not None or arguments.example or arguments.hf is not None or bool(arguments.command)
+    if named:
+        return
+    from llmctl.submit.config_file import found_config
+
+    if found_config(context) is not None:
+        return
+    job = f"{plan.job.profile.name}: {plan.job.cost}"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"CONFIG: none is given, and the bundled example would go to {job}; name a config, or give --example"
+        )
+    if not typer.confirm(f"train the bundled example on {job}?", err=True):
+        raise UsageError("nothing was submitted; name a config, or give --example for the bundled example")
 
 
 def _divide_words(config: str | None, more: list[str], data: list[str]) -> tuple[str | None, list[str]]:

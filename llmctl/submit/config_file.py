@@ -25,6 +25,7 @@ from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config
 
 DEFAULT_CONFIG = "llmctl.yaml"
+_OTHER_SPELLING = "llmctl.yml"
 EXAMPLE = "gpt_small.yaml"
 SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".qsub", ".job", ".sge", ".lsf")
 
@@ -36,7 +37,7 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
         UsageError: the named file does not exist, or --arg goes with no script.
         ConfigFileError: the file cannot be read.
     """
-    path, warning = find_config(context, arguments.config)
+    path, warning = find_config(context, arguments.config, example=arguments.example)
     warnings = (warning,) if warning else ()
     if is_script(path):
         from llmctl.scripts.import_script import import_script, parse_given
@@ -79,24 +80,42 @@ def training_config(resolved: Resolved) -> TrainConfig:
         raise resolved.error([Problem(error.key, error.problem, between_keys=True)]) from None
 
 
-def find_config(context: Context, argument: str | None) -> tuple[Path, str]:
+def find_config(context: Context, argument: str | None, *, example: bool = False) -> tuple[Path, str]:
     """The config file, and a warning if the user named no file.
 
+    Args:
+        context: the working directory.
+        argument: CONFIG as typed; None without CONFIG.
+        example: take the bundled example; there is no CONFIG then.
+
     Raises:
-        UsageError: the named file does not exist.
+        UsageError: the named file does not exist, or the choice is not clear.
     """
     if argument is not None:
         path = context.cwd / expand_home(argument, context.folders)
         if not path.is_file():
             raise UsageError(f"CONFIG: there is no file {argument}; name one, or leave it out for the bundled example")
         return path, ""
-    own = context.cwd / DEFAULT_CONFIG
-    if own.is_file():
-        return own, f"using ./{DEFAULT_CONFIG}"
-    example = BUNDLED / "examples" / EXAMPLE
-    if not example.is_file():
+    own = None if example else found_config(context)
+    if own is not None:
+        return own, f"using ./{own.name}"
+    bundled = BUNDLED / "examples" / EXAMPLE
+    if not bundled.is_file():
         raise UsageError(f"CONFIG: there is no ./{DEFAULT_CONFIG} and no bundled example; name a config file")
-    return example, f"no CONFIG and no ./{DEFAULT_CONFIG}: using the bundled example {example} on generated data"
+    why = "" if example else f"no CONFIG and no ./{DEFAULT_CONFIG}: "
+    return bundled, f"{why}using the bundled example {bundled} on generated data"
+
+
+def found_config(context: Context) -> Path | None:
+    """``./llmctl.yaml`` or ``./llmctl.yml``; None without them.
+
+    Raises:
+        UsageError: both are there.
+    """
+    found = [context.cwd / name for name in (DEFAULT_CONFIG, _OTHER_SPELLING) if (context.cwd / name).is_file()]
+    if len(found) > 1:
+        raise UsageError(f"CONFIG: there are ./{DEFAULT_CONFIG} and ./{_OTHER_SPELLING}; name the one to take")
+    return found[0] if found else None
 
 
 def found_config_warnings(context: Context, file: ConfigFile, values: Mapping[str, Any]) -> list[str]:
@@ -111,17 +130,17 @@ def found_config_warnings(context: Context, file: ConfigFile, values: Mapping[st
         ConfigFileError: it has such keys, and another user owns the file or can write to it.
     """
     path = file.path
-    keys = list(_keys_that_run_code(values, context.cwd)) if path == context.cwd / DEFAULT_CONFIG else []
+    keys = list(_keys_that_run_code(values, context.cwd)) if path.parent == context.cwd else []
     if not keys:
         return list(file.warnings)
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
     distrust = _distrust(path)
     if distrust:
         raise ConfigFileError(
-            f"./{DEFAULT_CONFIG}: {distrust}, and its {listed} can run its author's code as you\n"
-            f"read it; to use it anyway, name it: llmctl submit {DEFAULT_CONFIG}"
+            f"./{path.name}: {distrust}, and its {listed} can run its author's code as you\n"
+            f"read it; to use it anyway, name it: llmctl submit {path.name}"
         )
-    return [f"using ./{DEFAULT_CONFIG}; its {listed} can run its author's code as you"]
+    return [f"using ./{path.name}; its {listed} can run its author's code as you"]
 
 
 def _keys_that_run_code(values: Mapping[str, Any], cwd: Path) -> Iterator[str]:

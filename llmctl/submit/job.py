@@ -45,6 +45,7 @@ class SubmitArguments:
 
     Attributes:
         config: CONFIG as typed; None without CONFIG.
+        example: train the bundled example.
         cluster: as typed; None without --cluster.
         flags: flags that set a key of the job section.
         settings: ``key=value`` of every --set.
@@ -76,6 +77,7 @@ class SubmitArguments:
     script_arguments: tuple[str, ...] = ()
     hf: str | None = None
     data: tuple[str, ...] = ()
+    example: bool = False
 
 
 @dataclass(frozen=True)

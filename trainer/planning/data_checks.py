@@ -23,7 +23,10 @@ def check_data(config: TrainConfig) -> None:
     data = config.data
     sources = [name for name in ("data_path", "train_data_path", "mock_data") if getattr(data, name)]
     if len(sources) > 1:
-        raise ConfigError(f"data.{sources[1]}", f"cannot be combined with data.{sources[0]}; set only one of the two")
+        raise ConfigError(
+            f"data.{sources[1]}",
+            f"cannot be combined with data.{sources[0]}; set only one of the two: null unsets a path",
+        )
     for name in PATH_KEYS:
         parse_blend(f"data.{name}", getattr(data, name))
     for name in SPLIT_PATH_KEYS[1:]:

@@ -4,7 +4,12 @@ A real Slurm, which tests/schedulers uses, cannot be made to fail in these ways 
 """
 
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from llmctl.submit import execute
 from llmctl.submit.execute import QueueSubmission
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.run_directories import TRANSPORT
+from tests.waiting import HANG_S
 
 SBATCH = r"""#!/bin/bash
 # Stand-in for sbatch: `taken` is its queue, `outcome` names the result of each call, one per line.
@@ -342,3 +348,42 @@ def test_after_waits_for_a_known_job_and_for_none_that_has_ended(place, capsys):
     assert submit("--show-script", "--after", "any:first") == 0
     assert "--dependency" not in capsys.readouterr().out
     assert submit("--cluster", "local", "--after", "first") == 2
+
+
+TWO_NODES = ("--cluster", "bed", "--nodes", "2", "--set", "training.device=cpu")
+
+
+def answered(place: Path, answer: str) -> tuple[int, str]:
+    """Exit code and messages of ``llmctl submit`` without a CONFIG, on a terminal where a user answers."""
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "llmctl.cli.main", "submit", *TWO_NODES]
+    with subprocess.Popen(argv, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, cwd=place / "work") as process:
+        os.close(theirs)
+        seen = b""
+        with suppress(OSError):  # EIO when the other end is closed
+            while part := os.read(ours, 65536):
+                seen += part
+                if b"[y/N]" in part:
+                    os.write(ours, answer.encode() + b"\n")
+        code = process.wait(HANG_S)
+    os.close(ours)
+    return code, seen.decode()
+
+
+def test_the_bundled_example_goes_to_a_queue_only_if_it_is_meant(place, capsys):
+    job = "bed: 2 nodes of gpu, for the site's default time"
+    assert main(["submit", *TWO_NODES]) == 2
+    refusal = f"none is given, and the bundled example would go to {job}; name a config, or give --example"
+    assert refusal in capsys.readouterr().err
+    code, seen = answered(place, "n")
+    assert (code, "nothing was submitted" in seen) == (2, True)
+    assert f"train the bundled example on {job}? [y/N]" in seen
+    assert not (place / "runs").exists()
+    code, seen = answered(place, "y")
+    assert code == 0, seen
+    assert main(["submit", *TWO_NODES, "--example"]) == 0
+    assert len(list((place / "runs").glob("gpt-small-*"))) == 2
+    assert main(["submit", *TWO_NODES, "--dry-run"]) == 0
+    Path("c.yaml").rename("llmctl.yaml")
+    assert main(["submit", *TWO_NODES]) == 0
+    assert main(["submit", "--cluster", "bed", "--example", "--", "true"]) == 2

@@ -158,6 +158,26 @@ def test_without_a_config_the_chosen_one_is_named(capsys):
     Path("c.yaml").rename("llmctl.yaml")
     assert main(["submit", "--show-script"]) == 0
     assert "./llmctl.yaml" in capsys.readouterr().err
+    Path("llmctl.yml").write_text(Path("llmctl.yaml").read_text())
+    assert main(["submit", "--show-script"]) == 2
+    assert "there are ./llmctl.yaml and ./llmctl.yml; name the one to take" in capsys.readouterr().err
+    assert main(["submit", "--show-script", "--example"]) == 0
+    assert "bundled example" in capsys.readouterr().err
+    Path("llmctl.yaml").unlink()
+    assert main(["submit", "--show-script"]) == 0
+    assert "using ./llmctl.yml" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("place")
+def test_null_empties_a_list_of_the_file(capsys):
+    Path("c.yaml").write_text(yaml.safe_dump({**CONFIG, "data": {"data_path": ["toks"]}}))
+    unset = ["--set", "data.data_path=null"]
+    assert main(["submit", "c.yaml", "--dry-run", "--set", "data.mock_data=true"]) == 2
+    assert "set only one of the two: null unsets a path" in capsys.readouterr().err
+    assert main(["submit", "c.yaml", "--dry-run", *unset, "--set", "data.mock_data=true"]) == 0
+    assert "generated" in capsys.readouterr().out
+    assert main(["submit", "c.yaml", "--dry-run", *unset]) == 2
+    assert "data.data_path: is unset" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_submitted_script_and_writes_nothing(place, capsys, monkeypatch):

@@ -1,6 +1,6 @@
 """Base of the sections of TrainConfig."""
 
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -35,6 +35,8 @@ class Section(BaseModel):
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, str) and annotation == list[str]:
             return [value]
+        if value is None and get_origin(annotation) in (list, dict):
+            return {} if get_origin(annotation) is dict else []
         # True equals 1 in Python, so that pydantic would accept YAML's true as the number 1.
         if isinstance(value, bool) and annotation is not bool and not isinstance(annotation, type(Section)):
             raise ValueError("needs a number or a name, not true or false")
