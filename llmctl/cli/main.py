@@ -27,6 +27,8 @@ from llmctl.terminal_text import printable
 COMMANDS = {
     "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
     "init": ("llmctl.cli.init", "Write a complete config for a model or a script that is there."),
+    "examples": ("llmctl.cli.reference.examples", "List the configs that come with llmctl, or copy one."),
+    "explain": ("llmctl.cli.reference.explain", "Explain a key of a config or profile, or a flag of Megatron-LM."),
     "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
     "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
     "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),

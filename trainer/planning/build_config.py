@@ -111,7 +111,7 @@ def unknown_key_problem(key: str) -> str:
     own = [known.rpartition(".")[2] for known in keys if known.startswith(f"{section}.")]
     like = own if len(own) <= _MOST_NAMES else difflib.get_close_matches(name, own, n=_MOST_NAMES, cutoff=0)
     shown = f"{section} has {', '.join(like)}{'' if like == own else f' and {len(own) - len(like)} more'}"
-    return f"unknown key; {shown}; trainer/config/sections/{section}.py documents each"
+    return f"unknown key; {shown}; `llmctl explain {section}.KEY` explains one"
 
 
 def _near(name: str, keys: Sequence[str]) -> list[str]:

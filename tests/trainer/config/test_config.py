@@ -55,7 +55,7 @@ def test_other_names_lead_to_keys_and_hide_none() -> None:
 def test_an_unknown_key_is_answered_with_a_few_names() -> None:
     problem = unknown_key_problem("model.zzzz")
     assert problem.count(",") < 8
-    assert problem.endswith("more; trainer/config/sections/model.py documents each")
+    assert problem.endswith("more; `llmctl explain model.KEY` explains one")
 
 
 def test_equal_after_a_round_trip_through_yaml() -> None:
@@ -74,7 +74,11 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         ({"optimizer": {"learning_rate": 3}}, "optimizer.learning_rate", "did you mean optimizer.lr?"),
         ({"parallel": {"TP": 2}}, "parallel.TP", "did you mean parallel.tensor_model_parallel_size?"),
         ({"training": {"batch_size": 2}}, "training.batch_size", "use training.micro_batch_size"),
-        ({"logging": {"zzzz": 2}}, "logging.zzzz", "logging has log_interval, peak_tflops; trainer/config/sections/"),
+        (
+            {"logging": {"zzzz": 2}},
+            "logging.zzzz",
+            "logging has log_interval, peak_tflops; `llmctl explain logging.KEY`",
+        ),
         ({"model": {"rope_theta": 3}}, "model.rope_theta", "is Megatron-LM's --rope-theta; use model.rotary_base"),
         ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "has no key here: --attention-backend selects"),
         ({"parallel": {"nnodes": 2}}, "parallel.nnodes", "--nnodes, which is a flag of the launcher"),

@@ -1,0 +1,1 @@
+"""Commands that look things up: keys, flags and examples. They read only what comes with llmctl."""
