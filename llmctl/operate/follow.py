@@ -21,6 +21,7 @@ from llmctl.runs.metrics import MetricsReader
 from llmctl.runs.observe import observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import INTERVAL_S
+from llmctl.runs.state import KERNEL_BUILD
 from llmctl.runs.view import RunView
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.protocol import Transport
@@ -240,7 +241,13 @@ def _warning(view: RunView, has_queue: bool, now: float) -> tuple[str, str]:
     if view.state is JobState.PENDING and has_queue and view.detail:
         # The expected start changes with every cycle of the scheduler.
         return view.detail.partition("; expected to start ")[0], pending_words(view, now)
-    if view.state in (JobState.RUNNING, JobState.UNKNOWN) and view.detail not in ("", "starting", "ending"):
+    # The log has a line of its own at the start of a build.
+    is_building = view.detail.startswith(KERNEL_BUILD)
+    if (
+        view.state in (JobState.RUNNING, JobState.UNKNOWN)
+        and view.detail not in ("", "starting", "ending")
+        and not is_building
+    ):
         return view.state.value, view.summary
     return "", ""
 

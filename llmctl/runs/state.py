@@ -15,6 +15,8 @@ from llmctl.durations import duration_text
 from llmctl.job_state import JobState
 from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, first_error
 
+KERNEL_BUILD = "building the kernels"
+"""Phase of a training that has no kernels yet (trainer/process/heartbeat.py)."""
 FRESH_S = 60.0
 """A heartbeat is written about once per second; a younger one is a sign of life even over a slow NFS."""
 SUBMITTING_S = 60.0
@@ -132,6 +134,8 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     if not heartbeats:
         return ""
     patience = max(STALLED_S, 3 * (iteration_time_s or 0.0))
+    # While some ranks build, the others wait for them: their heartbeats may be as old as the build.
+    heartbeats = [beat for beat in heartbeats if _builds(beat)] or heartbeats
     newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
     behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
     if behind:
@@ -145,6 +149,17 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     if len(slow) == len(heartbeats):
         return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
     return f"no heartbeat for {silent}; the other ranks wait for {_name_ranks(slow)}"
+
+
+def _builds(beat: Heartbeat) -> bool:
+    """True if a rank is compiling kernels, which it shows as a percentage."""
+    return beat.phase.startswith(KERNEL_BUILD) and beat.phase.endswith("%")
+
+
+def _build_progress(heartbeats: Sequence[Heartbeat]) -> str:
+    """``building the kernels 40%``, of the rank that is furthest from the end; empty if no rank builds."""
+    phases = [beat.phase for beat in heartbeats if _builds(beat)]
+    return min(phases, key=lambda phase: int(phase.split()[-1].rstrip("%")), default="")
 
 
 def _name_ranks(heartbeats: Sequence[Heartbeat], limit: int = 4) -> str:
@@ -238,7 +253,8 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
     error = first_error(facts.attempt.errors)
     if error is not None:
         return Verdict(job.state, f"ending: {error.summary()}")
-    return Verdict(job.state, lagging_ranks(facts.attempt.heartbeats, _read_at(facts), facts.iteration_time_s))
+    lag = lagging_ranks(facts.attempt.heartbeats, _read_at(facts), facts.iteration_time_s)
+    return Verdict(job.state, lag or _build_progress(facts.attempt.heartbeats))
 
 
 def _read_at(facts: RunFacts) -> float:

@@ -17,6 +17,8 @@ from trainer.process.run_directory import write_json
 
 _SECONDS_BETWEEN_WRITES = 1.0
 _PAGE_BYTES = 4096
+KERNEL_BUILD = "building the kernels"
+"""Phase of the ranks while kernels are built. The rank that builds adds the percent, the others wait (state.py)."""
 _WARNING_IF_FULL = 1000
 
 

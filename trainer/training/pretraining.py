@@ -36,13 +36,14 @@ from trainer.planning.device_peaks import known_peak_tflops
 from trainer.planning.flops import flops_per_token
 from trainer.process.device import choose_device, device_name
 from trainer.process.failure import PeerFailedError, record_failure
-from trainer.process.heartbeat import Heartbeat
+from trainer.process.heartbeat import KERNEL_BUILD, Heartbeat
 from trainer.process.metrics import MetricsFile, SpeedScale
 from trainer.process.precision import cpu_has_fast_products, slow_precision
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
 from trainer.process.run_lock import LockedRunError, RunLock
 from trainer.process.stop import StopRequest
+from trainer.training.kernel_build import HeartbeatReport
 from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
 from trainer.training.run_summary import summarize_run
@@ -241,12 +242,13 @@ def _build_loop(
     saved: SavedProgress | None,
 ) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
-    attempt.heartbeat.beat(0, "building the kernels")
+    attempt.heartbeat.beat(0, KERNEL_BUILD)
     selection = set_up_kernels(
         config,
         attempt.settings,
         device,
         parameter_dtype(config.training),
+        HeartbeatReport(attempt.heartbeat),
         is_builder=attempt.launch.local_rank == 0,
     )
     selection = with_flash_attn(selection, config.model, parameter_dtype(config.training), device, tried)

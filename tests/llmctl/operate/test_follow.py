@@ -114,6 +114,17 @@ def test_a_hanging_rank_is_reported_once(run, follow):
     assert seen.seen.count("no heartbeat for") == 1
 
 
+def test_a_build_of_kernels_is_not_a_warning(run, follow):
+    attempt = run.start_attempt()
+    write(attempt / "rank-00000.log", "hello\n")
+    beat(attempt, 0, age_s=1, iteration=0, phase="building the kernels 40%")
+    seen = follow("logs", "-f", "demo-1")
+    seen.wait_for("hello\n")
+    leave(attempt, "completed")
+    assert seen.end() == 0
+    assert "building" not in seen.seen
+
+
 def test_a_second_attempt_is_followed_too(run, follow):
     first = run.start_attempt(1)
     write(first / "rank-00000.log", "first\n")

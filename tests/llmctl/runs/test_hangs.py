@@ -35,6 +35,17 @@ def test_the_rank_that_all_others_wait_for_is_named():
     assert "and 95 more" in lagging_ranks([heartbeat(0, 1), *many], NOW, 0.5)
 
 
+def test_a_build_of_kernels_is_shown_and_is_no_hang_of_the_waiting_ranks():
+    waiting = heartbeat(1, 100, 0, "building the kernels")
+    building = [heartbeat(0, 1, 0, "building the kernels 40%"), heartbeat(2, 2, 0, "building the kernels 7%")]
+    detail = decide(facts(attempt=AttemptFacts(1, heartbeats=(waiting, *building)))).detail
+    assert detail == "building the kernels 7%"
+    slow = heartbeat(0, 100, 0, "building the kernels 40%")
+    assert lagging_ranks([waiting, slow], NOW, None) == (
+        "no heartbeat for 100 s: all ranks in phase building the kernels 40% of iteration 0"
+    )
+
+
 def test_a_hang_is_told_after_the_time_limit_too():
     # The exit is at NOW - 3; rank 1 stopped first, and rank 0 waited.
     hung = (heartbeat(0, 300, 227, "optimizer"), heartbeat(1, 303, 226, "forward"))

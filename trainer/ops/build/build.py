@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +86,16 @@ def library_name(compiler: Compiler | None) -> str:
     return f"{sources_key()}/{which}.so"
 
 
-def compile_library(target: Path, compiler: Compiler, deadline: float) -> None:
+def compile_library(
+    target: Path, compiler: Compiler, deadline: float, progress: Callable[[float], None] = lambda _: None
+) -> None:
     """Compile and link the library into ``target``.
 
     Args:
         target: file of the library. Its folder receives the objects; two folders up, ``objects`` caches them.
         compiler: the C++ compiler.
         deadline: deadline by time.monotonic().
+        progress: receives the share of the objects that are there, at the start and after each object.
 
     Raises:
         BuildError: the compiler failed, or the deadline has passed.
@@ -101,7 +104,15 @@ def compile_library(target: Path, compiler: Compiler, deadline: float) -> None:
     objects = ObjectCache(target.parents[2] / "objects")
     names = {job: objects.name(job.source, (compiler.identity, torch.__version__, *job.flags)) for job in jobs}
     missing = [job for job in jobs if not objects.take(names[job], job.target)]
-    run_compilers(missing, jobs_that_fit(), deadline, lambda job: objects.keep(names[job], job.target))
+    waiting = set(missing)
+
+    def finished(job: _ObjectJob) -> None:
+        objects.keep(names[job], job.target)
+        waiting.discard(job)
+        progress(1 - len(waiting) / len(jobs))
+
+    progress(1 - len(waiting) / len(jobs))
+    run_compilers(missing, jobs_that_fit(), deadline, finished)
     libraries = ("-L", str(Path(torch.__file__).parent / "lib"), "-ltorch_cpu", "-ldl")
     link = (*compiler.command, "-shared", "-o", str(target), *(str(job.target) for job in jobs), *libraries)
     run_compilers([CompileJob(link, target.with_suffix(".log"))], 1, deadline)

@@ -103,6 +103,9 @@ def outcome_of(task: Callable[[], _Result]) -> _Result | BuildError:
 class LineReport:
     """Report the start and the end of a build, one line each."""
 
+    def progress(self, share: float | None) -> None:
+        """Show the share of the files that are compiled; None: nothing is being compiled. Nothing is shown here."""
+
     def say(self, line: str) -> None:
         """Print a line on standard output."""
         print(line, flush=True)
@@ -112,5 +115,8 @@ class LineReport:
         """Report the start and the end of building ``what``."""
         self.say(f"kernels: building {what}, once for this machine")
         began = time.monotonic()
-        yield
+        try:
+            yield
+        finally:
+            self.progress(None)
         self.say(f"kernels: built in {time.monotonic() - began:.0f} s")

@@ -184,7 +184,7 @@ def _load_or_build(cache: BuildCache, compiler: Compiler, report: LineReport, li
 
 def _make(cache: BuildCache, compiler: Compiler, report: LineReport, target: Path, deadline: float) -> None:
     with report.building(f"with {compiler.version}"):
-        compile_library(target, compiler, deadline)
+        compile_library(target, compiler, deadline, report.progress)
     cache.remove_disused(f"{platform.machine()}-*/*.so")
 
 

@@ -6,7 +6,7 @@ Collective: all ranks of the job. A single process has ``builds`` None and build
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,12 +51,14 @@ class KernelSetup:
         builds: True if this rank builds missing kernels for its node; None: a single process that only uses existing
             builds.
         limit_s: limit of one build, including the wait for other builders, in seconds.
+        report: receives lines and progress of builds.
     """
 
     settings: BuildSettings
     device: torch.device
     builds: bool | None = None
     limit_s: float = LIMIT_S
+    report: LineReport = field(default_factory=LineReport)
 
     def availability(self, requested: Mapping[str, RequestedBackend]) -> Availability:
         """Availability of the requested backends on this rank. Collective unless ``builds`` is None."""
@@ -74,7 +76,7 @@ class KernelSetup:
         """The library, on the best instruction set that all ranks' processors support."""
         library = self._ranks.obtain(
             partial(built_name, self.settings),
-            partial(load_on_demand, self.settings, LineReport(), self.limit_s),
+            partial(load_on_demand, self.settings, self.report, self.limit_s),
             partial(load_built, self.settings),
         )
         level = len(LEVELS) if isinstance(library, BuildError) else LEVELS.index(library.level)
@@ -91,7 +93,7 @@ class KernelSetup:
             if not self._ranks.any(isinstance(image, BuildError)):
                 for error in errors:
                     if error.log and self.builds:
-                        LineReport().say(f"kernels: {error.reason}")
+                        self.report.say(f"kernels: {error.reason}")
                 return image
         return joined(errors) if errors else image
 
@@ -103,7 +105,7 @@ class KernelSetup:
 
         def load(name: str | None, *, may_build: bool) -> DeviceImage:
             where = (path(), self.settings, self.device, by)
-            return load_device_image(*where, LineReport(), self.limit_s, may_build=may_build, name=name)
+            return load_device_image(*where, self.report, self.limit_s, may_build=may_build, name=name)
 
         return self._ranks.obtain(
             lambda: compiled_name(path(), self.settings, self.device, by),
@@ -129,7 +131,13 @@ def _reason(error: BuildError) -> str:
 
 
 def set_up_kernels(
-    config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype, *, is_builder: bool
+    config: TrainConfig,
+    settings: BuildSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    report: LineReport | None = None,
+    *,
+    is_builder: bool,
 ) -> KernelSelection:
     """Select the kernels of one rank of a job. Collective: all ranks.
 
@@ -140,6 +148,7 @@ def set_up_kernels(
         settings: cache folder and compilers.
         device: device of the activations.
         dtype: dtype of the activations.
+        report: receives lines and progress of builds; None: lines on standard output.
         is_builder: True if this rank builds missing kernels; one rank per node.
 
     Raises:
@@ -147,7 +156,7 @@ def set_up_kernels(
     """
     requested = requested_backends(config)
     limit_s = min(LIMIT_S, _SHARE_OF_TIMEOUT * 60.0 * config.parallel.distributed_timeout_minutes)
-    availability = KernelSetup(settings, device, is_builder, limit_s).availability(requested)
+    availability = KernelSetup(settings, device, is_builder, limit_s, report or LineReport()).availability(requested)
     selection = choose_kernels(requested, availability, device, dtype, is_alone=False)
     return (
         selection

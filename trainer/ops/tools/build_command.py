@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
     from trainer.ops.build.build_settings import BuildSettings
 
+_CLEAR = "\r\x1b[K"
+"""To the line's start, and erase to its end (ECMA-48, CR and EL)."""
+_BAR_WIDTH = 40
+
 
 def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     """Build everything that is missing. Returns 3 if a part failed, else 0."""
     options = _parser().parse_args(arguments)
-    report = LineReport()
+    report = BarReport() if sys.stdout.isatty() else LineReport()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # As on Ctrl-C: kill the compilers, and leave no partial files.
         signal.signal(number, _leave)
@@ -47,6 +51,23 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
             print(problem.log, file=sys.stderr)
         print(f"trainer kernels build: {problem.reason}", file=sys.stderr)
     return 3 if problems else 0
+
+
+class BarReport(LineReport):
+    """A bar at the bottom of a terminal while files are compiled."""
+
+    def say(self, line: str) -> None:
+        """Print a line in the place of the bar."""
+        super().say(f"{_CLEAR}{line}")
+
+    def progress(self, share: float | None) -> None:
+        """Draw the bar; None removes it."""
+        if share is None:
+            print(_CLEAR, end="", flush=True)
+            return
+        done = int(share * _BAR_WIDTH)
+        bar = "#" * done + "." * (_BAR_WIDTH - done)
+        print(f"{_CLEAR}kernels: [{bar}] {int(100 * share)}%", end="", flush=True)
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:

@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import platform
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,28 @@ def test_build_reports_the_file_and_builds_once(place):
     assert path.startswith(place["LLMCTL_CACHE_DIR"]) and is_intact(Path(path)) and level.endswith(" here")
     assert kernels("build", **place) == (0, f"{third}\n", "")
     assert links(place) == 1
+
+
+def test_a_terminal_shows_a_bar_while_files_are_compiled(place):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer", "kernels", "build"], cwd=ROOT, env={**os.environ, **place}, stdout=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    # The other side closes with an error (EIO).
+    with suppress(OSError):
+        while part := os.read(ours, 1 << 16):
+            seen += part
+    os.close(ours)
+    assert process.wait(TIMEOUT_S) == 0
+    text = seen.decode()
+    shares = [int(share) for share in re.findall(r"kernels: \[[#.]{40}\] (\d+)%", text)]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 100 and len(shares) > 20
+    # Nothing of the bar stays.
+    last = text.split("\r\n")[1:]
+    assert last[0].startswith("\r\x1b[Kkernels: [") and "\r\x1b[Kkernels: built in " in last[0]
+    assert " runs on " in last[1]
 
 
 def library_of(place):
