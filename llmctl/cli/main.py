@@ -33,6 +33,8 @@ COMMANDS = {
     "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
     "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
+    "list": ("llmctl.cli.history.list_runs", "List past and present runs, with filters and cost."),
+    "runs": ("llmctl.cli.history.runs", "Free the disk space of runs that have ended."),
     "logs": ("llmctl.cli.logs", "Show or follow the output of a run, rank by rank."),
     "cancel": ("llmctl.cli.cancel", "End runs and all of their processes."),
     "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),

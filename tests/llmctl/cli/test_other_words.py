@@ -13,7 +13,7 @@ from llmctl.cli.main import COMMANDS, main
     [
         ("kill", "llmctl cancel RUN ends a run"),
         ("run", "llmctl submit starts a run"),
-        ("LS", "llmctl status lists runs, llmctl clusters list the clusters"),
+        ("LS", "llmctl list lists runs"),
         ("sumbit", "did you mean submit?"),
         ("zzzz", "`llmctl --help` lists the commands"),
     ],

@@ -1,0 +1,1 @@
+"""Commands about runs that have been: their list, and the removal of their files."""
