@@ -5,7 +5,7 @@ Only check_job raises, once for all problems.
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -81,8 +81,9 @@ def check_job(
 ) -> list[str]:
     """Refuse a job with problems, reporting all of them at once; returns warnings.
 
-    One round trip inspects all paths; up to three more recognise other programs' checkpoints, where the config names
-    such a folder. Another machine is contacted only if the job has no other problem, and never for a dry run.
+    One round trip inspects all paths. Up to six more read parts of data and tokenizer, and three recognise other
+    programs' checkpoints, where the config names them. Another machine is contacted only if the job has no other
+    problem, and never for a dry run.
 
     Args:
         session: of the cluster.
@@ -117,17 +118,16 @@ def check_job(
         check_hosts_answer(job, cast("HostGroup", session.transport))
     is_elsewhere = dry_run and job.queue is not None
     problems += _path_problems([path for path in paths if path is not root or not is_elsewhere], transport)
-    if job.config is not None and not problems:
-        problems += _content_problems(job, job.config, transport)
+    notes: list[str] = []
+    if job.config is not None:
+        told = {problem.key for problem in problems}
+        found, notes = _content_problems(job, job.config, transport, told)
+        problems += found
     if problems:
         raise resolved.error(problems)
-    warnings = _warnings(job)
+    warnings = [*_warnings(job), *notes]
     if is_elsewhere:  # this machine may not be the login node
         warnings += [problem.text for problem in _path_problems([root], transport)]
-    if job.config is not None and not dry_run:
-        from llmctl.submit.checks.config import split_warnings
-
-        warnings += split_warnings(job, transport)
     return warnings
 
 
@@ -145,18 +145,26 @@ def check_runs_root(profile: "ClusterProfile", context: Context) -> None:
         raise profile_error(context, profile, problems)
 
 
-def _content_problems(job: Job, config: "TrainConfig", transport: Transport) -> list[Problem]:
-    """Problems inside the files and folders of a training run, which exist."""
+def _content_problems(
+    job: Job, config: "TrainConfig", transport: Transport, told: Collection[str]
+) -> tuple[list[Problem], list[str]]:
+    """Problems inside the files and folders of a training run, and warnings; ``told`` are keys with a problem."""
     problems: list[Problem] = []
+    notes: list[str] = []
+    data = config.data
+    if data.data_path or data.train_data_path or data.tokenizer_model or data.vocab_file:
+        from llmctl.submit.checks.contents import data_problems
+
+        problems, notes = data_problems(job, config, transport)
     if config.checkpoint.load is not None or config.checkpoint.save is not None:
         from llmctl.submit.checks.foreign import foreign_problems
 
         problems += foreign_problems(job, transport)
-    if config.evaluation.tasks:
+    if config.evaluation.tasks and "evaluation.tasks" not in told:
         from llmctl.submit.checks.config import task_file_problems
 
         problems += task_file_problems(job, transport)
-    return problems
+    return problems, notes
 
 
 def _warnings(job: Job) -> list[str]:

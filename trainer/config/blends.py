@@ -110,7 +110,21 @@ def parse_split(split: str) -> tuple[float, float, float]:
     return weights[0] / total, weights[1] / total, weights[2] / total
 
 
-def empty_split(name: str, where: str, sequences: int, tokens: int, split: str, sample: int) -> str:
+def split_bounds(count: int, shares: Sequence[float]) -> list[int]:
+    """Bounds of contiguous splits of ``count`` sequences: ``int(round(cumulative share x count))``, the first 0.
+
+    Megatron-LM's rule (megatron/core/datasets/blended_megatron_dataset_builder.py).
+    """
+    bounds, cumulative = [0], 0.0
+    for share in shares:
+        cumulative += share
+        bounds.append(int(round(cumulative * count)))
+    return bounds
+
+
+def empty_split(
+    name: str, where: str, sequences: int, tokens: int, split: str, sample: int, held_tokens: int | None = None
+) -> str:
     """A sentence if one dataset leaves a split without a sample; empty if it does not.
 
     Args:
@@ -120,15 +134,17 @@ def empty_split(name: str, where: str, sequences: int, tokens: int, split: str, 
         tokens: their number.
         split: the shares, as in ``969,30,1``.
         sample: tokens of one sample.
+        held_tokens: tokens of the split; None: in proportion to its sequences.
     """
     shares = parse_split(split)
     number = ("train", "valid", "test").index(name)
-    # The rule of trainer.data.samples.sources.split_sequences, which this torch-free package cannot import.
-    start, stop = (int(round(sum(shares[:count]) * sequences)) for count in (number, number + 1))
-    held = stop - start
-    if not shares[number] or (held and tokens * held // sequences >= sample):
+    start, stop = split_bounds(sequences, shares)[number : number + 2]
+    held, about = stop - start, "" if held_tokens is not None else "about "
+    if held and held_tokens is None:
+        held_tokens = tokens * held // sequences
+    if not shares[number] or (held and (held_tokens or 0) >= sample):
         return ""
-    what = f"about {tokens * held // sequences:,} tokens, and one sample needs {sample:,}" if held else "no document"
+    what = f"{about}{held_tokens:,} tokens, and one sample needs {sample:,}" if held else "no document"
     return (
         f"the {name} split of {where} has {what}: {sequences:,} documents are divided by data.split {split}; set it to "
         "80,20,0, say, or prepare more documents (--text-document paragraph cuts a text file at blank lines)"

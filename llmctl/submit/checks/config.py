@@ -1,6 +1,5 @@
 """Checks of a training config against its job, of the paths in the config, and of its task files."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmctl.site.container import is_file, on_host
@@ -9,7 +8,6 @@ from llmctl.submit.job import Job, PathCheck, Problem
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import PathFacts
 from llmctl.transport.protocol import Transport
-from trainer.config.blends import empty_split
 from trainer.config.errors import ConfigError
 from trainer.config.task_files import is_task_file, task_file_problem
 from trainer.config.train_config import TrainConfig
@@ -128,31 +126,6 @@ def _layout_problems(config: TrainConfig, nodes: int, ranks_per_node: int) -> It
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def split_warnings(job: Job, transport: Transport) -> list[str]:
-    """A sentence for each dataset whose valid split has no sample. One round trip.
-
-    Only datasets with a manifest are judged, and of a blend each alone.
-    """
-    config = job.config
-    if config is None or config.data.streaming or not config.data.data_path or not config.training.eval_iters:
-        return []
-    mounts = (*job.profile.container.mounts, *job.spec.mounts)
-    prefixes = [prefix for key, prefix in config.data_prefixes() if key == "data.data_path"]
-    manifests = [f"{prefix}.json" for prefix in prefixes]
-    parts = transport.read_parts([FileRead(on_host(manifest, mounts) or manifest) for manifest in manifests])
-    found = []
-    for prefix, part in zip(prefixes, parts, strict=True):
-        try:
-            manifest = json.loads(part.data) if part is not None else {}
-            counts = manifest["documents" if config.model.architecture != "decoder" else "sequences"]
-            tokens = manifest["tokens"]
-        except (ValueError, KeyError, TypeError):
-            continue
-        sample = 2 if config.data.sample_packing else config.training.seq_length + 1
-        found.append(empty_split("valid", prefix, counts, tokens, config.data.split, sample))
-    return [f"no evaluation during training: {sentence}" for sentence in found if sentence]
 
 
 def task_file_problems(job: Job, transport: Transport) -> list[Problem]:

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from llmctl.cli.main import main
+from tests.trainer.data import token_files
 
 MODEL = {
     "model": {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4},
@@ -37,8 +38,7 @@ def test_a_folder_whose_name_breaks_a_mount_is_refused(bed, tmp_path, capsys, mo
     bed(container={"runtime": runtime})
     odd = tmp_path / f"a{letter}b"
     (odd / "data").mkdir(parents=True)
-    for end in (".bin", ".idx"):
-        (odd / f"data/text{end}").touch()
+    token_files.write(odd / "data/text", [[1] * 90])
     given = {
         f"{odd}/checkpoints": {"checkpoint": {"save": f"{odd}/checkpoints"}, "data": {"mock_data": True}},
         f"{odd}/data": {"data": {"data_path": [f"{odd}/data/text"]}},

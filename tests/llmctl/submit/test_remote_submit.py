@@ -22,6 +22,7 @@ from llmctl.submit.job import SubmitArguments
 from llmctl.submit.plan import plan_submission
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.submit.test_queue_submit import CONFIG, PROFILE, SBATCH, SQUEUE
+from tests.trainer.data import token_files
 
 OWN = f".llmctl-{os.geteuid()}"
 
@@ -102,8 +103,7 @@ def plan(context: Context, *settings: str, **more):
 def test_a_run_is_written_and_submitted_on_the_other_machine(context, tmp_path):
     there, printed = tmp_path / "there", []
     (there / "data").mkdir()
-    for end in ("bin", "idx"):
-        (there / f"data/t.{end}").touch()
+    token_files.write(there / "data/t", [[1] * 5000])
     record = execute_plan(
         plan(context, "data.mock_data=false", "data.data_path=[~/data/t]", secrets=("TOKEN",)),
         replace(context, tell=printed.append),
@@ -153,7 +153,7 @@ def test_paths_are_the_other_machines(context, tmp_path):
         plan(context, "data.tokenizer_model=t.json")
     with pytest.raises(UsageError, match=f"there is no {tmp_path}/there/t.json"):
         plan(context, "data.tokenizer_model=~/t.json")
-    (tmp_path / "there/t.json").touch()
+    (tmp_path / "there/t.json").write_text('{"model": {"vocab": {"a": 0}}}')
     assert plan(context, "data.tokenizer_model=~/t.json").record.config["data"]["tokenizer_model"].endswith("t.json")
 
 

@@ -1,13 +1,12 @@
-"""Task files and datasets that a config names are checked before the job is queued."""
+"""Task files that a config names are checked before the job is queued."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llmctl.submit.checks.config import generated_data_warnings, split_warnings, task_file_problems
+from llmctl.submit.checks.config import generated_data_warnings, task_file_problems
 from llmctl.transport.file_reads import read_parts
 from trainer.config.task_files import is_task_file
 from trainer.planning.build_config import build_config
@@ -66,17 +65,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_names_are_not_read() -> None:
     assert not is_task_file("arc_easy") and is_task_file("./mine") and is_task_file("a.yml")
     assert problems_of(["arc_easy"]) == []
-
-
-def test_a_dataset_whose_valid_split_is_empty_is_named(tmp_path: Path) -> None:
-    for name, sequences in (("few", 12), ("many", 1200)):
-        counts = {"documents": sequences, "sequences": sequences, "tokens": 100 * sequences}
-        (tmp_path / f"{name}.json").write_text(json.dumps(counts))
-    paths = [str(tmp_path / name) for name in ("few", "many", "without a manifest")]
-    [warning] = split_warnings(job_of(data={"data_path": paths}), TRANSPORT)
-    assert warning.startswith(f"no evaluation during training: the valid split of {tmp_path}/few has no document")
-    assert split_warnings(job_of(data={"data_path": paths, "split": "50,50,0"}), TRANSPORT) == []
-    assert split_warnings(job_of(data={"mock_data": True}), TRANSPORT) == []
 
 
 def test_a_run_on_generated_data_is_told_that_generate_will_refuse_it():

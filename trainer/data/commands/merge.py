@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config.data_flags import parse
+from trainer.config.formats.indexed_data import DTYPES
 from trainer.data.errors import DataError
-from trainer.data.indexed.index_format import CHUNK, DTYPES, files_of, named_prefixes
+from trainer.data.indexed.index_format import CHUNK, files_of, named_prefixes
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import Manifest, manifest_path, read_manifest
 from trainer.data.indexed.writer import IndexedDatasetWriter, remove_partials

@@ -13,19 +13,11 @@ Multimodal data has i8[S] modes at the end.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 
 from trainer.data.errors import DataError
 
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")
-DTYPES: dict[int, str] = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""Dtype codes of integer tokens."""
-FLOATS = {6: "float64", 7: "float32"}
-"""Dtype codes that cannot be tokens."""
 CHUNK = 1 << 20
 """Entries in memory at a time while an index is written or checked: 8 MiB of int64."""
 

@@ -15,9 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
+from trainer.config.formats.indexed_data import (
+    HEADER,
+    FormatError,
+    IndexHeader,
+    check_listed_size,
+    check_token_size,
+    read_header,
+)
 from trainer.data.errors import DataError
 from trainer.data.indexed.checksum_cache import ChecksumCache
-from trainer.data.indexed.index_format import CHUNK, DTYPES, FLOATS, HEADER, MAGIC, VERSION, files_of
+from trainer.data.indexed.index_format import CHUNK, files_of
 from trainer.data.indexed.mapped_file import ArrayFile, map_file
 
 MARKS = 5
@@ -56,61 +64,37 @@ class IndexedDataset:
         try:
             self._status = self._idx.stat()
             self._open()
+            self.remembered("whole", self._check_tables)
+            self._check_size()
+        except FormatError as error:
+            raise DataError(str(error)) from None
         except OSError as error:
             raise DataError(f"{error.filename or prefix}: cannot be read: {error.strerror or error}") from None
-        self.remembered("whole", self._check_tables)
-        self._check_size()
 
     def _open(self) -> None:
-        dtype, sequences, documents = self._read_header()
-        size = self._bin.stat().st_size
-        if size % dtype.itemsize:
-            raise DataError(
-                f"{self._bin}: its size of {size:,} bytes is not a multiple of the token size {dtype.itemsize}; the "
-                "file is truncated or belongs to other data, prepare the data again"
-            )
+        header = self._read_header()
+        dtype, size = np.dtype(header.dtype), self._bin.stat().st_size
+        check_token_size(self._bin, size, dtype.itemsize)
         self.dtype = dtype
         self._tokens: ArrayFile | None = ArrayFile(self._bin, dtype)
         self.token_count = size // dtype.itemsize
         """Number of tokens in all sequences."""
-        self.document_count = documents - 1
+        self.document_count = header.entries - 1
         """Number of documents, including empty ones."""
         try:
             index = map_file(self._idx, np.dtype("u1"))
         except OSError:
             # Some file systems do not support mapping: see ArrayFile.
             index = np.fromfile(self._idx, "u1")
-        first, second = HEADER.size + 4 * sequences, HEADER.size + 12 * sequences
+        first, second = header.pointers, header.documents
         self.sequence_lengths: npt.NDArray[np.int32] = index[HEADER.size : first].view("<i4")
         self._pointers: npt.NDArray[np.int64] = index[first:second].view("<i8")
-        self.document_indices: npt.NDArray[np.int64] = index[second : second + 8 * documents].view("<i8")
+        self.document_indices: npt.NDArray[np.int64] = index[second : second + 8 * header.entries].view("<i8")
 
-    def _read_header(self) -> tuple[np.dtype[Any], int, int]:
+    def _read_header(self) -> IndexHeader:
         size = self._idx.stat().st_size
         with self._idx.open("rb") as file:
-            header = file.read(HEADER.size)
-        if header[: len(MAGIC)] != MAGIC:
-            raise DataError(f"{self._idx}: is not a Megatron-LM index (it starts with {header[:9]!r})")
-        if len(header) < HEADER.size:
-            raise DataError(f"{self._idx}: is truncated within its header, at {size} bytes; prepare the data again")
-        _, version, code, sequences, documents = HEADER.unpack(header)
-        if version != VERSION:
-            raise DataError(f"{self._idx}: is index version {version}; only version {VERSION} is supported")
-        if code not in DTYPES:
-            what = f"{FLOATS[code]} (dtype code {code})" if code in FLOATS else f"dtype code {code}"
-            raise DataError(f"{self._idx}: has {what}, which is not an integer token type (valid: {sorted(DTYPES)})")
-        expected = HEADER.size + 12 * sequences + 8 * documents
-        if sequences and size == expected + sequences:
-            raise DataError(
-                f"{self._idx}: is a multimodal index of Megatron-LM, with a mode for each of {sequences:,} sequences; "
-                "only text is supported"
-            )
-        if size != expected:
-            raise DataError(
-                f"{self._idx}: has {size:,} bytes, but {sequences:,} sequences and {documents:,} document entries "
-                f"need {expected:,}; the file is damaged or truncated, prepare the data again"
-            )
-        return np.dtype(DTYPES[code]), sequences, documents
+            return read_header(self._idx, file.read(HEADER.size), size)
 
     def remembered(self, what: str, work: Callable[[], bytes]) -> bytes:
         """Result of ``work``, from the cache if present; depends only on the tables."""
@@ -161,11 +145,7 @@ class IndexedDataset:
         if len(self.sequence_lengths):
             position = int(self._pointers[-1]) + int(self.sequence_lengths[-1]) * self.dtype.itemsize
         size = self.token_count * self.dtype.itemsize
-        if size != position:
-            raise DataError(
-                f"{self._bin}: has {size:,} bytes, but {self._idx.name} lists {position:,}; one of the two files is "
-                "truncated or belongs to other data, prepare the data again"
-            )
+        check_listed_size(self._bin, self._idx.name, size, position)
 
     def _check_documents(self) -> None:
         entries = self.document_indices

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.config.formats.indexed_data import FormatError, check_counts
 from trainer.data.errors import DataError
 
 if TYPE_CHECKING:
@@ -104,15 +105,11 @@ class Manifest:
             "sequences": len(tokens.sequence_lengths),
             "tokens": tokens.token_count,
         }
-        wrong = [
-            f"{getattr(self, name):,} {name} (there are {n:,})" for name, n in found.items() if n != getattr(self, name)
-        ]
-        if wrong:
-            path = manifest_path(tokens.prefix)
-            raise DataError(
-                f"{path}: states {' and '.join(wrong)}: the manifest belongs to other data; remove it, or prepare the "
-                "data again"
-            )
+        stated = {name: getattr(self, name) for name in found}
+        try:
+            check_counts(manifest_path(tokens.prefix), stated, found)
+        except FormatError as error:
+            raise DataError(str(error)) from None
 
 
 def manifest_path(prefix: Path) -> Path:

@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainer.config.formats.indexed_data import DTYPES, HEADER, MAGIC, VERSION
 from trainer.data.errors import DataError
-from trainer.data.indexed.index_format import CHUNK, DTYPES, HEADER, MAGIC, VERSION
+from trainer.data.indexed.index_format import CHUNK
 
 LONGEST_SEQUENCE = (1 << 31) - 1
 _BLOCK = 1 << 20

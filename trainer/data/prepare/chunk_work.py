@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.config.formats.indexed_data import DTYPES
 from trainer.data.errors import DataError
-from trainer.data.indexed.index_format import DTYPES, dtype_code
+from trainer.data.indexed.index_format import dtype_code
 from trainer.data.prepare.chunks import Chunk, Span, TextDocument, line_number
 from trainer.data.prepare.documents import SpanReader, Text
 from trainer.data.prepare.encoding import Block, Recipe, batches, encode_documents

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.config.blends import BlendPart, parse_blend, parse_split
+from trainer.config.blends import BlendPart, parse_blend, parse_split, split_bounds
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
 from trainer.data.indexed.checksum_cache import ChecksumCache
@@ -160,15 +160,8 @@ class _Opener:
 
 
 def split_sequences(count: int, shares: Sequence[float]) -> list[range]:
-    """Sequences of each split: contiguous, with bounds at ``int(round(cumulative share x count))``.
-
-    Megatron-LM's rule (megatron/core/datasets/blended_megatron_dataset_builder.py); for GPT data a sequence is a
-    non-empty document.
-    """
-    bounds, cumulative = [0], 0.0
-    for share in shares:
-        cumulative += share
-        bounds.append(int(round(cumulative * count)))
+    """Sequences of each split, by Megatron-LM's rule; for GPT data a sequence is a non-empty document."""
+    bounds = split_bounds(count, shares)
     return [range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
 
 

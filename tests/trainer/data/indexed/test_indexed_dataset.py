@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.token_files import RECORDED, files_end_at, unpack, write, write_sequences
+from trainer.config.formats.indexed_data import DTYPES
 from trainer.data.errors import DataError
-from trainer.data.indexed.index_format import DTYPES, dtype_code
+from trainer.data.indexed.index_format import dtype_code
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.writer import IndexedDatasetWriter
 

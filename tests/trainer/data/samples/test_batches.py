@@ -13,10 +13,10 @@ import torch
 
 from tests.trainer.data.token_files import write
 from tests.trainer.data.training_data import by_number, config, same
+from trainer.config.formats.indexed_data import DTYPES
 from trainer.config.sections.checkpoint import CheckpointConfig
 from trainer.data.commands.preprocess import tokenize_documents
 from trainer.data.errors import DataError
-from trainer.data.indexed.index_format import DTYPES
 from trainer.data.indexed.manifest import Manifest
 from trainer.data.indexed.writer import IndexedDatasetWriter
 from trainer.data.loading.build import build_data
