@@ -7,7 +7,7 @@ _ANSWERS = {
     "llmctl submit starts a run": "run launch start",
     "llmctl submit starts a training run": "train pretrain",
     "llmctl submit CONFIG, or llmctl submit -- COMMAND, starts a run": "sbatch qsub",
-    "llmctl submit -- COMMAND runs any program on a cluster": "torchrun",
+    "llmctl submit --torchrun -- train.py ARGS starts a program in every rank": "torchrun",
     "llmctl submit -- COMMAND, or llmctl interactive -- COMMAND, runs any program on a cluster": "srun",
     "llmctl interactive opens a shell in the environment of jobs": "shell",
     "llmctl interactive --run RUN opens a shell beside a run": "ssh attach",

@@ -53,6 +53,7 @@ _SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is
 _ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
 _SECRETS = _option("--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
 _SCRIPT_ARGUMENTS = _option("--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable.")
+_TORCHRUN = _switch("--torchrun", "COMMAND is script.py ARGS or -m MODULE ARGS: torchrun starts it in every rank.")
 _EXAMPLE = _switch("--example", "Train a small bundled example on generated data, in place of CONFIG.")
 _HF = _option("--hf", "FOLDER", "Continue the pretraining of this Hugging Face folder or GGUF file on --data.")
 _DATA = _option("--data", "TEXT", "With --hf: .jsonl, .parquet or text files; text is cut at blank lines.")
@@ -108,6 +109,7 @@ def submit(
     env: list[str] | None = _ENV,
     secrets: list[str] | None = _SECRETS,
     script_arguments: list[str] | None = _SCRIPT_ARGUMENTS,
+    torchrun: bool = _TORCHRUN,
     example: bool = _EXAMPLE,
     hf: str | None = _HF,
     data: list[str] | None = _DATA,
@@ -131,6 +133,10 @@ def submit(
     context: Context = ctx.obj
     if example and (config is not None or hf is not None or texts or context.command):
         raise UsageError("--example: takes the place of CONFIG, --hf, --data and COMMAND; leave it or them out")
+    if torchrun:
+        from llmctl.site.torchrun import torchrun_words
+
+        torchrun_words(context.command, "")  # refuses another form
     arguments = SubmitArguments(
         config=config,
         flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
@@ -148,6 +154,7 @@ def submit(
         hf=hf,
         data=tuple(texts),
         example=example,
+        torchrun=torchrun,
     )
     display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow)
     plan = plan_submission(context, arguments)
@@ -180,6 +187,10 @@ def _check_that_the_example_is_meant(plan: "SubmitPlan", context: Context, argum
 
 def _divide_words(config: str | None, more: list[str], data: list[str]) -> tuple[str | None, list[str]]:
     """CONFIG, and the texts of --data, to which a shell's pattern adds words without a flag."""
+    if config is not None and config.endswith(".py"):
+        from llmctl.site.torchrun import python_script_problem
+
+        raise UsageError(python_script_problem(config))
     if data:
         return None, [*data, *([] if config is None else [config]), *more]
     if more:

@@ -52,6 +52,7 @@ class JobSpec:
         secrets: names of variables whose values are transferred separately and never written to script or record.
         code: paths of the user's project to copy.
         command: argv run once on every node; empty: the trainer.
+        torchrun: the command is a Python program, started in every rank by torchrun.
     """
 
     name: str
@@ -72,6 +73,7 @@ class JobSpec:
     secrets: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    torchrun: bool = False
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

@@ -53,6 +53,7 @@ class SubmitArguments:
         secrets: NAME of every --secret.
         after: RUN, to start after the run has completed; ``any:RUN``, to start after any end of the run.
         command: COMMAND; empty for the trainer.
+        torchrun: start COMMAND, a Python program, in every rank.
         run_id: as typed; None for a new run id.
         installed: use the environment's trainer instead of a snapshot of llmctl's own.
         template: file of a template for job.sh; None: the scheduler's own.
@@ -78,6 +79,7 @@ class SubmitArguments:
     hf: str | None = None
     data: tuple[str, ...] = ()
     example: bool = False
+    torchrun: bool = False
 
 
 @dataclass(frozen=True)

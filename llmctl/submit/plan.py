@@ -52,7 +52,8 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
         warnings += notes
         config = training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
-    spec = job_spec(resolved, section, default_name, after=arguments.after, command=arguments.command)
+    more = {"after": arguments.after, "command": arguments.command, "torchrun": arguments.torchrun}
+    spec = job_spec(resolved, section, default_name, **more)
     if arguments.dry_run or session.profile.runs_root is None:
         session, notes = _with_unset_values(context, session, spec, dry_run=arguments.dry_run)
         warnings += notes
@@ -162,6 +163,10 @@ def _from_start(
 
 
 def _default_name(arguments: SubmitArguments, file: ConfigFile | None) -> str:
+    if arguments.torchrun:
+        from llmctl.site.torchrun import torchrun_words
+
+        return _as_name(torchrun_words(arguments.command, "").name)
     if arguments.command:
         return _as_name(Path(arguments.command[0]).name)
     if arguments.hf is not None:

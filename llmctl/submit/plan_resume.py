@@ -56,7 +56,7 @@ def plan_resume(
     section = config.job if config is not None else job_section(resolved)
     # Until 0.2.0, jobs such as `data prepare` found the trainer by a PYTHONPATH that had it for every COMMAND.
     command = tuple(word.replace(_OLD_TRAINER, _FOUND_TRAINER) for word in before.command)
-    spec = job_spec(resolved, section, record.name, after=None, command=command)
+    spec = job_spec(resolved, section, record.name, after=None, command=command, torchrun=before.torchrun)
     # The run directory and the index have the name.
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
@@ -131,7 +131,7 @@ def _resolve_again(
 
 
 def _job_section(job: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in job.items() if key not in ("after", "command", "time_s")}
+    kept = {key: value for key, value in job.items() if key not in ("after", "command", "torchrun", "time_s")}
     seconds = job.get("time_s")
     if seconds is not None:
         kept["time"] = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -32,6 +32,7 @@ from llmctl.supervisor.settings import JobSettings
 
 if TYPE_CHECKING:
     from llmctl.site.container import ContainerPlan
+    from llmctl.site.torchrun import TorchrunWords
 
 OWN_VARIABLES = frozenset(
     {
@@ -144,6 +145,7 @@ def render(job: Job, *, template: Mapping[str, str] | None = None) -> RenderedJo
         "hosts": request.hosts,
         "gpus": request.gpu_ids,
         "command": spec.command,
+        "torchrun": _torchrun(job),
         "working_dir": job.working_dir,
         "secrets_file": job.secrets_file,
         "secrets": spec.secrets,
@@ -153,6 +155,15 @@ def render(job: Job, *, template: Mapping[str, str] | None = None) -> RenderedJo
     }
     script = _fill(job.folders, job.backend.template, variables, template)
     return RenderedJob(script, job.run_dir / "job.sh", commands, _settings(job, stop_after_s))
+
+
+def _torchrun(job: Job) -> "TorchrunWords | None":
+    """The interpreter and the program that torchrun starts in the place of the trainer."""
+    if not job.spec.torchrun:
+        return None
+    from llmctl.site.torchrun import torchrun_words
+
+    return torchrun_words(job.spec.command, job.python)
 
 
 def _settings(job: Job, stop_after_s: int) -> str:

@@ -136,7 +136,7 @@ def job_spec(resolved: Resolved, section: "JobConfig", default_name: str, **more
         resolved: origins of the values.
         section: the values.
         default_name: the run's name if the section has no name.
-        more: ``after`` and ``command``, which no config contains.
+        more: ``after``, ``command`` and ``torchrun``, which no config contains.
 
     Raises:
         UsageError, ConfigFileError: names the key and its flag or file.
