@@ -1,5 +1,6 @@
 """Output of a followed run: plain lines in a pipe; on a terminal, a progress line below."""
 
+import re
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -10,6 +11,9 @@ from typing_extensions import Self
 from llmctl.durations import clock
 from llmctl.runs.metrics import MetricsTable, Row, number
 from llmctl.terminal_text import printable
+
+_STEP = re.compile(r"\d+/\d+  loss ")
+"""Start of the trainer's line about a training step."""
 
 
 class FollowOutput(Protocol):
@@ -81,6 +85,7 @@ class TerminalOutput(PlainOutput):
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
         self._train_iters = train_iters
+        self._last_step = ""
         columns: list[ProgressColumn] = [
             TextColumn("[bold]{task.description}"),
             TextColumn("{task.fields[text]}", markup=False),
@@ -97,10 +102,15 @@ class TerminalOutput(PlainOutput):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._last_step:
+            self._progress.console.print(self._last_step, markup=False, highlight=False, soft_wrap=True)
         self._progress.stop()
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show log lines above the progress line."""
+        """Show log lines above the progress line, apart from those that it repeats."""
+        steps = [line for line in lines if _STEP.match(line)]
+        self._last_step = steps[-1] if steps else self._last_step
+        lines = [line for line in lines if not _STEP.match(line)]
         if lines:
             # Soft-wrapped by the terminal, so that a copied line stays whole.
             self._progress.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

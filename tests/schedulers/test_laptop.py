@@ -90,7 +90,7 @@ def test_a_run_is_followed_over_a_connection_that_is_cut(laptop: Laptop) -> None
     with held(laptop.path("train")) as ranks:
         assert len(ranks) == 2
         assert laptop.status("next")["state"] == "pending" and len(laptop.queue(waiting)) == 1
-        for words in ("iteration 10/150", "connection to hpc lost"):
+        for words in ("10/150  loss", "connection to hpc lost"):
             while words not in followed:
                 line = follower.stdout.readline()
                 assert line, followed

@@ -63,7 +63,7 @@ def test_four_nodes_have_the_losses_of_one_process(site: SgeSite) -> None:
         assert [line.split()[0] for line in hostfile] == [beat["host"] for beat in beats]
         assert {line.split()[1] for line in hostfile} == {"slots=1"}
         assert same(site.losses(run_id), local_losses(site))
-        assert "iteration 12/12" in site.llmctl("logs", run_id)
+        assert "12/12  loss" in site.llmctl("logs", run_id)
 
 
 def local_losses(site: SgeSite) -> dict[int, float]:

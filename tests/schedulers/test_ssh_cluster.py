@@ -54,7 +54,7 @@ def test_four_hosts_have_the_losses_of_one_process(site: Site, one: dict[int, fl
     again = site.start("logs", "-f", "-n", "1000", "four")
     output, _ = again.communicate(timeout=HANG_S)
     assert again.returncode == 0, output + site.logs("four")
-    assert [f"iteration {at}/12 | loss" in output for at in range(1, 13)] == [True] * 12, output
+    assert [f"\n{at}/12  loss" in output for at in range(1, 13)] == [True] * 12, output
     run = site.ended("four")
     assert (run["state"], run["exit_code"], run["hosts"]) == ("completed", 0, ["h1", "h2", "h3", "h4"])
     attempt = site.path("four") / "attempts" / "1"

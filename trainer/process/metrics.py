@@ -125,17 +125,15 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700.0 else math.inf
 
 
-def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) -> str:
-    """Console line of a training row."""
+def training_line(row: Mapping[str, Any], train_iters: int) -> str:
+    """Console line of a training row, of at most 80 columns for runs without trouble; the row has more."""
     left_s = (train_iters - row["iteration"]) * row["iteration_time_s"]
     parts = [
-        f"iteration {row['iteration']}/{train_iters}",
+        f"{row['iteration']}/{train_iters}",
         f"loss {_number(row['lm_loss'], '.4f')}",
         *_further_losses(row),
-        f"grad norm {_number(row['grad_norm'], '.3f')}",
-        f"lr {row['learning_rate']:.2e}",
-        f"{row['tokens_per_s']:,.0f} tokens/s",
-        f"{_speed(row['tflops_per_device'])} TFLOP/s/device",
+        f"grad {_number(row['grad_norm'], '.3f')}",
+        f"{row['tokens_per_s']:,.0f} tok/s",
     ]
     if row["mfu"] is not None:
         parts.append(f"MFU {row['mfu']:.1%}")
@@ -143,15 +141,14 @@ def training_line(row: Mapping[str, Any], train_iters: int, elapsed_s: float) ->
         parts.append(f"loss scale {row['loss_scale']:g}, {row['skipped_iterations']} skipped")
     if row["nan_iterations"]:
         parts.append(f"{row['nan_iterations']} not finite")
-    parts += [f"{elapsed_s:.1f} s elapsed", f"ETA {_clock(left_s)}"]
-    return " | ".join(parts)
+    return "  ".join([*parts, f"ETA {_clock(left_s)}"])
 
 
 def validation_line(row: Mapping[str, Any], train_iters: int) -> str:
     """Console line of a validation row."""
     return (
-        f"iteration {row['iteration']}/{train_iters} | validation loss {_number(row['valid_loss'], '.4f')} | "
-        f"perplexity {_number(row['valid_ppl'], '.2f')}" + "".join(f" | {part}" for part in _further_losses(row))
+        f"{row['iteration']}/{train_iters}  validation loss {_number(row['valid_loss'], '.4f')}  "
+        f"perplexity {_number(row['valid_ppl'], '.2f')}" + "".join(f"  {part}" for part in _further_losses(row))
     )
 
 
@@ -165,22 +162,17 @@ def tasks_line(row: Mapping[str, Any], train_iters: int) -> str:
     """Console line of a row of tasks."""
     metrics = [(f"{task} {name}", value) for task, found in row["tasks"].items() for name, value in found.items()]
     values = [f"{name} {_number(value, '.4f')}" for name, value in metrics]
-    return " | ".join([f"iteration {row['iteration']}/{train_iters}", *values])
+    return "  ".join([f"{row['iteration']}/{train_iters}", *values])
 
 
 def _number(value: float | None, form: str) -> str:
     return "none" if value is None else format(value, form)
 
 
-def _speed(tflops: float) -> str:
-    # A small model on a CPU reaches a few GFLOP/s, which two decimals would round to 0.
-    return f"{tflops:.2f}" if tflops >= 0.1 else f"{tflops:.2g}"
-
-
 def _clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 class MetricsFile:

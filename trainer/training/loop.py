@@ -266,7 +266,7 @@ class TrainingLoop:
             peak_memory_bytes=int(peak),
         )
         self._append(row)
-        self._say(training_line(row, self.config.training.train_iters, time.perf_counter() - self._began))
+        self._say(training_line(row, self.config.training.train_iters))
 
     def _evaluate(self) -> None:
         """Log the mean loss over eval_iters batches of the valid split.

@@ -159,10 +159,14 @@ def test_a_terminal_shows_a_progress_line(run, follow):
     seen = follow("logs", "-f", "demo-1", terminal=True)
     seen.wait_for("[bold]no markup[/bold]")
     seen.wait_for("2/100 | loss 9.8000 | 5,000 tokens/s | ETA 0:00:49")
+    write(attempt / "rank-00000.log", "59/100  loss 4.2000  ETA 0:40\n60/100  loss 4.0000  ETA 0:39\nsaved\n")
     run.metrics(60)
     seen.wait_for("60/100 | loss 4.0000")
+    seen.wait_for("saved")
     leave(attempt, "completed")
     assert seen.end() == 0
+    # The trainer's lines about steps are in the progress line; the last one stays.
+    assert "59/100  loss" not in seen.seen and seen.seen.count("60/100  loss 4.0000  ETA 0:39") == 1
     assert re.search(r"\x1b\[\?25h", seen.seen), "the cursor is shown again"
 
 

@@ -73,7 +73,7 @@ def test_the_last_iteration_is_logged_and_a_resume_continues_its_interval(tmp_pa
     each, five = logged(tmp_path / "each"), logged(tmp_path / "five")
     assert list(five) == [5, 7]
     assert five[7] == pytest.approx((each[6] + each[7]) / 2, rel=1e-9)
-    assert "iteration 7/7 | loss " in log(tmp_path / "five")
+    assert "\n7/7  loss " in log(tmp_path / "five")
 
     parts = tmp_path / "parts"
     for number, exit_at in ((1, 3), (2, None)):
@@ -99,7 +99,7 @@ def test_a_stopped_run_saves_before_it_evaluates(tmp_path):
     with start(run, "tp2", training={"exit_interval": 2, "eval_interval": 2}) as attempt:
         assert attempt.finish() == "stopped"
     said = log(run)
-    assert 0 < said.index("iteration 2 saved") < said.index("iteration 2/20 | validation loss")
+    assert 0 < said.index("iteration 2 saved") < said.index("2/20  validation loss")
     assert said.count("iteration 2 saved") == 1
 
 
@@ -140,7 +140,7 @@ def test_losses_of_further_tokens_are_logged_apart_also_after_a_resume(tmp_path)
     for iteration in (1, 2, 3):
         losses = [rows(run)[iteration, False][name] for name in ("lm_loss", "mtp_1_loss", "mtp_2_loss")]
         assert len(set(losses)) == 3 and min(losses) > 0
-    assert f"| mtp 2 loss {losses[2]:.4f} |" in log(run, number=2)
+    assert f"  mtp 2 loss {losses[2]:.4f}  " in log(run, number=2)
 
 
 def test_fp16_finds_its_loss_scale(tmp_path):
