@@ -12,7 +12,7 @@ from llmctl.submit.check_job import check_job
 from llmctl.submit.checks.hosts import resume_problems
 from llmctl.submit.config_file import training_config
 from llmctl.submit.decide import decide_job
-from llmctl.submit.job import Flag, PathCheck, Problem, SubmitPlan
+from llmctl.submit.job import Flag, Job, PathCheck, Problem, SubmitPlan
 from llmctl.submit.origins import Origin, Resolved
 from llmctl.submit.render import render
 from llmctl.submit.resolve import job_section, job_spec, parse_settings, recorded_job_spec, resolve
@@ -61,7 +61,8 @@ def plan_resume(
     spec = replace(spec, name=record.name)
     number = max((submission.number for submission in record.submissions), default=0) + 1
     job = decide_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
-    if problems := list(resume_problems(record, job)):
+    asks = not (dry_run and job.is_remote)
+    if problems := [*resume_problems(record, job), *(_model_problems(job, flags, session) if asks else ())]:
         raise resolved.error(problems)
     warnings += check_job(session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
     # The nodes were left out for a fault that may be mended by now.
@@ -100,6 +101,14 @@ def _resume_flags(settings: Sequence[str], nodes: int | None, exclude: str | Non
     if exclude is not None:
         flags.append(Flag("--exclude", "job.exclude", parse_nodes(exclude)))
     return flags
+
+
+def _model_problems(job: Job, flags: Sequence[Flag], session: ClusterSession) -> list[Problem]:
+    if job.config is None or not any(flag.key.startswith("model.") for flag in flags):
+        return []
+    from llmctl.submit.checks.resumed_model import resumed_model_problems
+
+    return resumed_model_problems(job, job.config, flags, session.transport)
 
 
 def _trainer_snapshot(record: RunRecord) -> PathCheck:

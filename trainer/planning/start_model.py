@@ -150,7 +150,7 @@ def lay_over_start(values: Mapping[str, Any], files: Files) -> Started:
     if loaded is not None:
         ours = given if loaded is base else {**base.values, **given}
         may_differ = TUNABLE if checkpoint.get("finetune") in (True, "true", "True") else frozenset[str]()
-        problems = list(_other_model(loaded, ours, may_differ))
+        problems = list(other_model(loaded, ours, may_differ))
     if base.no_tokenizer and data.get("tokenizer_model") == base.where:
         text = f"{base.where}: {base.no_tokenizer}; name the file of the tokenizer"
         problems.append(ConfigError("data.tokenizer_model", text))
@@ -305,7 +305,7 @@ def _json(text: bytes, where: str) -> dict[str, Any]:
     return values
 
 
-def _other_model(start: StartModel, ours: Mapping[str, Any], may_differ: Collection[str]) -> Iterator[ConfigError]:
+def other_model(start: StartModel, ours: Mapping[str, Any], may_differ: Collection[str]) -> Iterator[ConfigError]:
     """One problem for each key by which the config makes another model of the weights."""
     theirs = ModelConfig(**start.values)
     for key, value in ours.items():
