@@ -10,7 +10,7 @@ from llmctl.context import Context
 
 if TYPE_CHECKING:
     from llmctl.submit.job import SubmitPlan
-    from llmctl.submit.preview.preview import Preview
+    from llmctl.submit.preview.place import Preview
 
 _LABEL = 10
 _NARROWEST = 60
@@ -40,10 +40,14 @@ def plan_facts(plan: "SubmitPlan", context: Context, *, asks: bool) -> Mapping[s
 
 
 def _preview(plan: "SubmitPlan", context: Context, *, asks: bool) -> "Preview":
+    job = plan.job
+    if job.config is None:
+        from llmctl.submit.preview.place import command_preview
+
+        return command_preview(job)
     from llmctl.submit.preview.preview import preview_of
     from llmctl.submit.start_model import TransportFiles
 
-    job = plan.job
     mounts = (*job.profile.container.mounts, *job.spec.mounts)
     files = TransportFiles(context.connect(job.profile), mounts) if asks or not job.is_remote else _NoFiles()
     return preview_of(plan, files, context.transport)

@@ -8,8 +8,6 @@ from llmctl.submit.job import Problem
 from llmctl.submit.origins import Origin, Resolved
 from llmctl.transport.file_reads import DEFAULT_LIMIT, FileRead
 from llmctl.transport.protocol import Transport
-from trainer.config.errors import ConfigError
-from trainer.planning.start_model import FROM, lay_over_start, section_of
 
 _NEEDED = {"num_layers", "hidden_size", "num_attention_heads"}
 
@@ -53,6 +51,10 @@ def with_start_model(
         UsageError, ConfigFileError: the model cannot be read, or values make another model of its weights; all of them.
         SchedulerError: the machine cannot be reached.
     """
+    # Not at load: this file's class reads files for jobs without such a model too.
+    from trainer.config.errors import ConfigError
+    from trainer.planning.start_model import FROM, lay_over_start, section_of
+
     model, job = section_of(resolved.values, "model"), section_of(resolved.values, "job")
     key = f"model.{FROM}" if model.get(FROM) else "checkpoint.load"
     if dry_run and transport.is_remote:

@@ -1,47 +1,32 @@
 """The rows that ``submit`` and ``--dry-run`` show about a run, and the same facts for machines."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmctl.durations import clock, duration_text
-from llmctl.submit.job import Job, SubmitPlan
+from llmctl.submit.job import SubmitPlan
 from llmctl.submit.preview.estimate import device_of, estimate_of
+from llmctl.submit.preview.place import Preview, counted, place_rows
 from llmctl.transport.protocol import Transport
 from trainer.config.train_config import TrainConfig
 from trainer.planning.estimate.devices import GIB
 from trainer.planning.estimate.known_sizes import DatasetSize, dataset_size, vocabulary_of
 from trainer.planning.estimate.plan import RunPlan
 from trainer.planning.flops import count_parameters
-from trainer.planning.start_model import Files
+
+if TYPE_CHECKING:
+    from trainer.planning.start_model import Files
 
 
-@dataclass(frozen=True)
-class Preview:
-    """A submission for people.
-
-    Attributes:
-        rows: label and text, in order.
-        facts: the numbers behind the rows, for ``--json``.
-    """
-
-    rows: tuple[tuple[str, str], ...]
-    facts: Mapping[str, Any]
-
-
-def preview_of(plan: SubmitPlan, files: Files, here: Transport) -> Preview:
-    """Describe a submission.
+def preview_of(plan: SubmitPlan, files: "Files", here: Transport) -> Preview:
+    """Describe the submission of a training run.
 
     Args:
         plan: of the submission.
         files: of the machine that has the job's files.
         here: to this machine.
     """
-    job = plan.job
-    if job.config is None:
-        rows = [("command", " ".join(job.spec.command)), *_place_rows(job)]
-        return Preview(tuple(rows), {})
-    config = job.config
+    job, config = plan.job, plan.job.config
+    assert config is not None
     data = dataset_size(config, files)
     vocabulary = vocabulary_of(config, data, files)
     planned = estimate_of(job, vocabulary, device_of(job, here))
@@ -52,11 +37,11 @@ def preview_of(plan: SubmitPlan, files: Files, here: Transport) -> Preview:
         ("model", _model(config, vocabulary)),
         ("layout", _layout(config, world)),
         ("batch", _batch(config, world, step)),
-        ("length", f"{_count(config.training.train_iters, 'step')} = {_short(tokens)} tokens"),
+        ("length", f"{counted(config.training.train_iters, 'step')} = {_short(tokens)} tokens"),
         ("data", _data(config, data, tokens)),
         ("start", _start(plan, config)),
         ("estimate", _estimate(planned, config)),
-        *_place_rows(job),
+        *place_rows(job),
         ("defaults", _defaults(plan, config)),
     ]
     return Preview(tuple(row for row in rows if row[1]), _facts(config, vocabulary, data, tokens, planned))
@@ -85,7 +70,7 @@ def _layout(config: TrainConfig, world: int) -> str:
     axes = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "no parallelism"
     zero = f", ZeRO-{parallel.zero_stage}" if parallel.zero_stage else ""
     precision = "bf16" if config.training.bf16 else "fp16" if config.training.fp16 else "fp32"
-    return f"{_count(world, 'rank')}: {axes}{zero}, {precision}"
+    return f"{counted(world, 'rank')}: {axes}{zero}, {precision}"
 
 
 def _batch(config: TrainConfig, world: int, tokens: int) -> str:
@@ -128,24 +113,12 @@ def _estimate(planned: RunPlan | str, config: TrainConfig) -> str:
     return f"{memory}{fits}, {took} at {planned.step.total:.2g} s a step, on {device.name}"
 
 
-def _place_rows(job: Job) -> list[tuple[str, str]]:
-    request, profile = job.request, job.profile
-    if job.cost is not None:
-        queue = f", queue {request.queue}" if request.queue else ""
-        place = f"{job.cost}{queue}"
-    else:
-        where = ", ".join(request.hosts) if request.hosts else "this machine"
-        place = f"{_count(request.nodes, 'node')} x {_count(request.ranks_per_node, 'rank')} on {where}"
-    image = [("image", job.image)] if job.image else []
-    return [("job", f"{place} ({profile.name})"), *image, ("folder", str(job.run_dir))]
-
-
 def _defaults(plan: SubmitPlan, config: TrainConfig) -> str:
     """Values of weight that neither the command nor the config names."""
     job, given = plan.job, plan.record.origins
     request, training = job.request, config.training
     values = {
-        "job.nodes": _count(request.nodes, "node"),
+        "job.nodes": counted(request.nodes, "node"),
         "job.resource_type": request.resource_type,
         "job.time": clock(request.time_s) if request.time_s is not None and job.cost is not None else None,
         "training.bf16": None if training.bf16 or training.fp16 else "fp32",
@@ -184,7 +157,3 @@ def _short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {letter}"
     return f"{number:.0f}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"

@@ -6,12 +6,15 @@ no size.
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.formats.indexed_data import DTYPES, HEADER, MAGIC, IndexHeader
 from trainer.config.train_config import TrainConfig
 from trainer.planning.preflight.tokenizer_file import TokenizerError, named_size
-from trainer.planning.start_model import Files
+
+if TYPE_CHECKING:
+    from trainer.planning.start_model import Files
+
 
 GENERATED_TOKENS = 256
 """Of generated data without model.vocab_size; trainer.data.samples.mock has the same number."""
@@ -30,7 +33,7 @@ class DatasetSize:
     vocabulary: int | None
 
 
-def dataset_size(config: TrainConfig, files: Files) -> DatasetSize:
+def dataset_size(config: TrainConfig, files: "Files") -> DatasetSize:
     """Tokens and vocabulary of the indexed datasets that a run trains on."""
     if config.data.streaming or config.data.mock_data:
         return DatasetSize(None, None)
@@ -45,7 +48,7 @@ def dataset_size(config: TrainConfig, files: Files) -> DatasetSize:
     return DatasetSize(sum(known) if known and len(known) == len(counts) else None, max(sizes, default=None))
 
 
-def vocabulary_of(config: TrainConfig, data: DatasetSize, files: Files) -> int | None:
+def vocabulary_of(config: TrainConfig, data: DatasetSize, files: "Files") -> int | None:
     """Token ids of the run, without padding; None: no file says the number.
 
     Args:
@@ -62,7 +65,7 @@ def vocabulary_of(config: TrainConfig, data: DatasetSize, files: Files) -> int |
     return max(sizes, default=None)
 
 
-def tokenizer_size(config: TrainConfig, files: Files) -> int | None:
+def tokenizer_size(config: TrainConfig, files: "Files") -> int | None:
     """Token ids of the tokenizer that a config names, with those that the config adds; None: unknown."""
     try:
         return named_size(config.data, files)
@@ -70,7 +73,7 @@ def tokenizer_size(config: TrainConfig, files: Files) -> int | None:
         return None
 
 
-def _manifest(files: Files, prefix: str) -> dict[str, Any]:
+def _manifest(files: "Files", prefix: str) -> dict[str, Any]:
     """The manifest of a dataset that ``llmctl data prepare`` wrote; empty for others."""
     try:
         values = json.loads(files.read(f"{prefix}.json") or b"{}")
@@ -79,7 +82,7 @@ def _manifest(files: Files, prefix: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _indexed_tokens(files: Files, prefix: str) -> int | None:
+def _indexed_tokens(files: "Files", prefix: str) -> int | None:
     """Tokens of a dataset without a manifest, by its index: its last sequence ends the .bin."""
     head = files.read(f"{prefix}.idx", 0, HEADER.size) or b""
     if len(head) < HEADER.size:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
 from trainer.planning.preflight.datasets import Dataset
 from trainer.planning.preflight.tokenizer_file import TokenizerError, named_size, named_tokens
-from trainer.planning.start_model import Files
+
+if TYPE_CHECKING:
+    from trainer.planning.start_model import Files
 
 
 def tokenizer_problems(config: TrainConfig, datasets: Sequence[Dataset], files: Files) -> Iterator[ConfigError]:
