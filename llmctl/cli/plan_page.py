@@ -45,12 +45,19 @@ def _preview(plan: "SubmitPlan", context: Context, *, asks: bool) -> "Preview":
         from llmctl.submit.preview.place import command_preview
 
         return command_preview(job)
+    from llmctl.site.container import on_host
     from llmctl.submit.preview.preview import preview_of
     from llmctl.submit.start_model import TransportFiles
 
     mounts = (*job.profile.container.mounts, *job.spec.mounts)
-    files = TransportFiles(context.connect(job.profile), mounts) if asks or not job.is_remote else _NoFiles()
-    return preview_of(plan, files, context.transport)
+    if job.is_remote and not asks:
+        return preview_of(plan, _NoFiles(), context.transport, None)
+    transport = context.connect(job.profile)
+    save = job.config.checkpoint.save or str(job.run_dir)
+    facts = transport.stat_paths([on_host(save, mounts) or save])[0]
+    # On a machine that has nothing of the path, the cluster's file system is not mounted.
+    free = facts.free_bytes if facts.nearest != "/" else None
+    return preview_of(plan, TransportFiles(transport, mounts), context.transport, free)
 
 
 class _NoFiles:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmctl.durations import clock, duration_text
 from llmctl.submit.job import SubmitPlan
+from llmctl.submit.preview.disk import checkpoints_text
 from llmctl.submit.preview.estimate import device_of, estimate_of
 from llmctl.submit.preview.place import Preview, counted, place_rows
 from llmctl.transport.protocol import Transport
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from trainer.planning.start_model import Files
 
 
-def preview_of(plan: SubmitPlan, files: "Files", here: Transport) -> Preview:
+def preview_of(plan: SubmitPlan, files: "Files", here: Transport, free_bytes: int | None) -> Preview:
     """Describe the submission of a training run.
 
     Args:
         plan: of the submission.
         files: of the machine that has the job's files.
         here: to this machine.
+        free_bytes: on the file system of the checkpoints; None: unknown.
     """
     job, config = plan.job, plan.job.config
     assert config is not None
@@ -41,6 +43,7 @@ def preview_of(plan: SubmitPlan, files: "Files", here: Transport) -> Preview:
         ("data", _data(config, data, tokens)),
         ("start", _start(plan, config)),
         ("estimate", _estimate(planned, config)),
+        ("disk", _disk(config, vocabulary, free_bytes)),
         *place_rows(job),
         ("defaults", _defaults(plan, config)),
     ]
@@ -111,6 +114,12 @@ def _estimate(planned: RunPlan | str, config: TrainConfig) -> str:
     fits = "" if planned.fits else " (does not fit)"
     took = duration_text(total) if total >= 1 else "less than 1 s"
     return f"{memory}{fits}, {took} at {planned.step.total:.2g} s a step, on {device.name}"
+
+
+def _disk(config: TrainConfig, vocabulary: int | None, free_bytes: int | None) -> str:
+    if vocabulary is None or free_bytes is None:
+        return ""
+    return checkpoints_text(config, count_parameters(config, vocabulary).total, free_bytes)
 
 
 def _defaults(plan: SubmitPlan, config: TrainConfig) -> str:
