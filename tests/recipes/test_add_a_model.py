@@ -77,7 +77,7 @@ def with_family(tree: CopiedTree) -> CopiedTree:
     catalogue = "trainer/families/catalogue.py"
     tree.add_after(
         catalogue,
-        "from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3",
+        "from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2",
         "from trainer.families.dense.arcee import ARCEE",
     )
     tree.add_after(catalogue, "    LLAMA,", "    ARCEE,")

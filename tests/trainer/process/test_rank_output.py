@@ -131,6 +131,7 @@ def test_error_record(tmp_path):
         "consequence",
         "time",
         "exit_code",
+        "module",
     ]
     assert found["consequence"] is False and found["exit_code"] == 1
     assert (found["type"], found["message"]) == ("ValueError", "broken\nin two lines")
