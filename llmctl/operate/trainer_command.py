@@ -18,6 +18,9 @@ from llmctl.submit.snapshot import store_trainer
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
 
+_DATA_PACKAGES = ("numpy",)
+"""Packages of the trainer's data commands, which work without torch."""
+
 
 def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequence[str]) -> int:
     """Run ``python -m trainer WORDS`` on the machine that submits ``profile``'s jobs; returns the exit status.
@@ -36,7 +39,7 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
             f"the jobs of {profile.name} run in the image {software.path}, which is not started on this node\n"
             f"llmctl interactive --cluster {profile.name} -- python3 -m trainer {shlex.join(words)}"
         )
-    check_job_python(profile, context)
+    check_job_python(profile, context, packages=_DATA_PACKAGES if words[0] == "data" else None)
     transport = context.connect(profile)
     try:
         code = store_trainer(root, transport, context.folders)

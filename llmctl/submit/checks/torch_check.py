@@ -56,6 +56,16 @@ print(sys.version.split()[0], torch.__version__, gpu, now)
 interpreter, folders of modules, libraries. Arguments: names of packages that must be there, of which the first missing
 one is printed; and the last answer, which is printed again if its digest is right.
 """
+_PACKAGES_PROBE = """\
+import importlib.util, sys
+missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+if missing:
+    print(missing[0])
+    sys.exit(4)
+"""
+"""Prints the first missing package of its arguments."""
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Of torch's builds without CUDA (https://pytorch.org/get-started/locally/)."""
 _GOOD_ANSWER = re.compile(r"[!-~]{1,80} [!-~]{1,80} [!-~]{1,80} [0-9a-f]{64}")
 
 
@@ -138,11 +148,7 @@ def judge_torch(
     if answer.exit_status == 3 or (answer.exit_status == 4 and words):
         return _no_package(python, words[-1] if answer.exit_status == 4 else "torch", elsewhere=elsewhere)
     if answer.exit_status != 0 or len(words) != 4:
-        return Problem(
-            "environment",
-            f"{python} does not start: {last_words(answer)}\nllmctl clusters validate checks it",
-            of="profile",
-        )
+        return _does_not_start(python, answer)
     found = TorchFound(words[0], words[1], words[2].strip("-"))
     if request.gpus_per_node and not found.built_for:
         kind = request.resource_type or f"the nodes of {request.profile.name}"
@@ -155,8 +161,13 @@ def judge_torch(
     return found
 
 
-def check_job_python(profile: ClusterProfile, context: Context) -> None:
+def check_job_python(profile: ClusterProfile, context: Context, packages: Sequence[str] | None = None) -> None:
     """Refuse an environment whose Python does not start or has no torch. Images are not checked.
+
+    Args:
+        profile: of the cluster.
+        context: of this call.
+        packages: all packages that the work needs, if it does not need torch.
 
     Raises:
         ProfileError: names the remedy.
@@ -164,14 +175,39 @@ def check_job_python(profile: ClusterProfile, context: Context) -> None:
     """
     own = "" if is_remote(profile) else sys.executable
     python = job_python(profile, context.folders, own)
-    if profile.environment.kind != "container" and python:
+    if profile.environment.kind == "container" or not python:
+        return
+    if packages is not None:
+        _check_packages(profile, context, python, packages)
+    else:
         request = JobRequest(profile, job_name="", run_dir="")
         check_torch(profile, context, context.connect(profile), python, request, imports=True)
+
+
+def _check_packages(profile: ClusterProfile, context: Context, python: str, packages: Sequence[str]) -> None:
+    transport = context.connect(profile)
+    script = environment_script(profile, context.folders)
+    argv = ["bash", "-c", script, "bash", python, "-c", _PACKAGES_PROBE, *packages]
+    answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S, only_reads=True)
+    missing = answer.stdout.split()[-1:]
+    if answer.exit_status == 4 and missing:
+        raise profile_error(context, profile, [_no_package(python, missing[0])])
+    if answer.exit_status:
+        raise profile_error(context, profile, [_does_not_start(python, answer)])
+
+
+def _does_not_start(python: str, answer: CommandResult) -> Problem:
+    text = f"{python} does not start: {last_words(answer)}\nllmctl clusters validate checks it"
+    return Problem("environment", text, of="profile")
 
 
 def _no_package(python: str, name: str, *, elsewhere: bool = False) -> Problem:
     what, words = ("the trainer", install_words(elsewhere=elsewhere)) if name == "torch" else ("this run", name)
     text = f"{python} has no {name}, which {what} needs\ninstall it: {python} -m pip install {words}"
+    if name == "torch":
+        text += (
+            f"\nthis takes about 5.6 GB; without a GPU, first: {python} -m pip install torch --index-url {_CPU_INDEX}"
+        )
     return Problem("environment", text, of="profile")
 
 

@@ -135,6 +135,19 @@ def test_a_run_from_a_gguf_file_needs_the_package(context, there):
     assert imports(there) == 2
 
 
+def test_data_commands_need_numpy_and_no_torch(context, there):
+    shutil.rmtree(packages(there) / "torch")
+    profile = plan(context).job.profile
+    with pytest.raises(ProfileError, match=r"has no torch, which the trainer needs") as caught:
+        check_job_python(profile, context)
+    assert "5.6 GB; without a GPU, first: " in caught.value.message
+    assert "pip install torch --index-url https://download.pytorch.org/whl/cpu" in caught.value.message
+    with pytest.raises(ProfileError, match=r"has no numpy, which this run needs .*\ninstall it: .* pip install numpy"):
+        check_job_python(profile, context, packages=["numpy"])
+    (packages(there) / "numpy.py").touch()
+    check_job_python(profile, context, packages=["numpy"])
+
+
 def test_a_refused_torch_is_not_kept(context, there):
     for _ in range(2):
         with pytest.raises(ProfileError, match="built for CPUs, and gpu has GPUs"):
