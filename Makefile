@@ -1,6 +1,6 @@
 # CPU time on two cores of a Xeon with AVX-512 (2026-11); the wall time is half of it or more. Set-up: 1 minute, once.
 #
-# make demo     train a small language model on this machine, through the whole tool: 6 minutes
+# make demo     train a small language model on this machine, through the whole tool: 2 minutes
 # make test     check, and every test; as root against real Slurm, Grid Engine and sshd: 25 minutes, in a fresh clone
 # make quick    check, and the tests that start no ranks, jobs or compilers, the inner loop: under 1 minute
 # make check    formatting, lint, types, architecture rules: 15 s, and the first time 1 minute more for types

@@ -1,7 +1,8 @@
 """``make demo``: train a small language model on Python code with two processes.
 
 All files are in ./.demo: the tokenized text, kept while it is intact, and the runs. An unfinished run is resumed, or
-followed if it is still running; otherwise a new run starts. ``--new`` always starts a new run.
+followed if it is still running; otherwise a new run starts. ``--new`` always starts a new run. A run without native
+kernels does not wait for their build, which goes on in the background.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +33,44 @@ VOCAB_SIZE = 4096
 HELD_OUT = 0.05
 """Equal to data.split in demo.yaml: the tokenizer must not see these files either."""
 PROMPT = "def read(self, path):\n"
+EVALUATED = 50_000
+"""Held-out tokens that are evaluated at the end: all of them take longer than the training."""
 INTERRUPTED = 130
+_AT_WORK = "kernels: "
+"""Begins the lines of llmctl env kernels build while it compiles, or waits for another process that compiles."""
+_LOOK_S = 0.1
 LLMCTL = (sys.executable, "-c", "from llmctl.cli.main import run; run()")
 """Runs the llmctl of this environment, even if another is on PATH."""
+
+
+@dataclass(frozen=True)
+class KernelBuild:
+    """The build of the kernels in the background, and the file with its output."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def settings(self) -> list[str]:
+        """The setting of a run that does not wait for the build; none if the kernels are there.
+
+        Waits until the command has found the kernels or has begun to compile.
+        """
+        while self.process.poll() is None and not self._is_at_work():
+            time.sleep(_LOOK_S)
+        if not self._is_at_work():
+            return []
+        print("The native kernels are built in the background; this run trains on torch's operations.")
+        return ["training.kernel_backend=torch"]
+
+    def _is_at_work(self) -> bool:
+        return any(line.startswith(_AT_WORK) for line in self.log.read_text().splitlines())
+
+    def say(self) -> None:
+        """Tell how far the build has come in a run that did not wait for it."""
+        if self.process.poll() is None:
+            print("The kernels are not complete: llmctl env kernels build goes on where this build ends.")
+        elif self.process.returncode:
+            print(f"The kernels could not be built: {self.log} says why.")
 
 
 class Demo:
@@ -56,7 +95,20 @@ class Demo:
 
     def run(self, config: Path, new: bool, settings: Sequence[str]) -> int:
         """Prepare, train and report; returns the exit code of the process."""
-        self.prepare()
+        with self._kernels_behind() as build:
+            self.prepare()
+            run_id, code = self._train(config, new, [*settings, *build.settings()])
+            if code:
+                return code
+            build.say()
+        state = self._state(run_id)
+        if state != "completed":
+            print(f"The run is {state}, not completed: `llmctl status {run_id}` says why; make demo resumes it.")
+            return 1
+        return self.report(run_id)
+
+    def _train(self, config: Path, new: bool, settings: Sequence[str]) -> tuple[str, int]:
+        """Start, resume or follow a run; returns its id and llmctl's exit code."""
         run_id = self._last_run()
         state = self._state(run_id) if run_id and not new else "none"
         if run_id is None or state in ("none", "completed"):
@@ -70,13 +122,30 @@ class Demo:
         else:
             _say(f"2. Training. {run_id} is {state}: resuming it. (--new would start another.)")
             code = self._follow("resume", run_id, "--follow")
-        if code:
-            return code
-        state = self._state(run_id)
-        if state != "completed":
-            print(f"The run is {state}, not completed: `llmctl status {run_id}` says why; make demo resumes it.")
-            return 1
-        return self.report(run_id)
+        return run_id, code
+
+    @contextmanager
+    def _kernels_behind(self) -> Iterator[KernelBuild]:
+        """Build the kernels in the background, at most until the end of the training."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "kernels.log").open("w+") as log:
+            # In a session of its own: Ctrl-C ends the following, and below a signal reaches all processes of the build.
+            process = subprocess.Popen(
+                ["nice", "-n", "19", *LLMCTL, "env", "kernels", "build", "--cluster", "local"],
+                env=self._environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                yield KernelBuild(process, Path(log.name))
+            finally:
+                # The trainer's command kills its compilers at this signal.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
 
     def prepare(self) -> None:
         """Tokenize the standard library, unless unchanged tokens exist."""
@@ -117,15 +186,16 @@ class Demo:
         losses = _losses(run_dir / "metrics.jsonl")
         _say(f"3. Result, from {run_dir}")
         print(f"training loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last (nats per token)")
-        found = json.loads(self._trainer("evaluate", "--checkpoint", str(run_dir), "--json"))
+        most = ("--max-tokens", str(EVALUATED))
+        found = json.loads(self._trainer("evaluate", "--checkpoint", str(run_dir), *most, "--json"))
         unigram = self._unigram_loss(run_dir)
         print(
             f"held-out text: loss {found['loss']:.3f}, perplexity {found['perplexity']:.1f}, "
             f"{found['bits_per_byte']:.2f} bits per byte, over {found['tokens']:,} tokens"
         )
         print(f"a model that knows only the frequency of each token: loss {unigram:.3f} on the same text")
-        print("\nThe model continues a prompt:\n")
-        options = ["--max-new-tokens", "120", "--temperature", "0.7", "--top-k", "40", "--seed", "1"]
+        print("The model continues a prompt:")
+        options = ["--max-new-tokens", "40", "--temperature", "0.7", "--top-k", "40", "--seed", "1"]
         print(self._trainer("generate", "--checkpoint", str(run_dir), "--prompt", PROMPT, *options))
         _say("4. llmctl status")
         return self._llmctl("status")
@@ -173,7 +243,10 @@ class Demo:
 
     def _trainer(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "trainer", *arguments]
-        return subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, text=True, check=True).stdout
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{done.stderr}{' '.join(arguments)} ended with exit code {done.returncode}")
+        return done.stdout
 
     def _unigram_loss(self, run_dir: Path) -> float:
         from trainer.data.samples.sources import open_sources
@@ -181,7 +254,7 @@ class Demo:
 
         sources = open_sources(load_config(run_dir / "config.yaml"))
         train, valid = sources["train"], sources["valid"]
-        return unigram_loss(train.tokens, train.sequences, valid.sequences, VOCAB_SIZE)
+        return unigram_loss(train.tokens, train.sequences, valid.sequences, VOCAB_SIZE, EVALUATED)
 
 
 def _is_intact(mark: Path, fingerprint: str) -> bool:
@@ -210,23 +283,27 @@ def _state_of(run_id: str, document: Any) -> str:
     return str(next(run["state"] for run in runs if run["run_id"] == run_id))
 
 
-def unigram_loss(tokens: IndexedDataset, train: range, held_out: range, vocab_size: int) -> float:
+def unigram_loss(
+    tokens: IndexedDataset, train: range, held_out: range, vocab_size: int, most: int | None = None
+) -> float:
     """Mean nats per held-out token, under the training tokens' frequencies plus one.
 
-    Adding one (Laplace's rule) keeps the loss finite for held-out tokens absent from training.
+    Adding one (Laplace's rule) keeps the loss finite for held-out tokens absent from training. ``most``: number of
+    held-out tokens that count, from the first on; None: all.
     """
     import numpy as np
 
     from trainer.data.indexed.index_format import CHUNK
 
-    def counts(sequences: range) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def counts(sequences: range, most: int | None = None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         found = np.zeros(vocab_size, np.int64)
         start, stop = tokens.first_token(sequences.start), tokens.first_token(sequences.stop)
+        stop = stop if most is None else min(stop, start + most)
         for first in range(start, stop, CHUNK):
             found += np.bincount(tokens.read(first, min(stop, first + CHUNK)), minlength=vocab_size)
         return found
 
-    seen, wanted = counts(train) + 1, counts(held_out)
+    seen, wanted = counts(train) + 1, counts(held_out, most)
     return float(-(wanted * np.log(seen / seen.sum())).sum() / wanted.sum())
 
 

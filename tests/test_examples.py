@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, wait_for
 from trainer.families.catalogue import family_of_model
 from trainer.planning.build_config import build_config, load_config
 from trainer.planning.checks import check_world_size
@@ -84,7 +85,7 @@ def test_the_default_example_needs_no_files_and_fits_any_number_of_nodes() -> No
         check_world_size(config, 8)
 
 
-def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def demo(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     small = yaml.safe_load((EXAMPLES / "demo.yaml").read_text())
     small["model"] |= {"num_layers": 1, "hidden_size": 16}
     small["training"] |= {"train_iters": 8, "seq_length": 32, "eval_iters": 1}
@@ -100,7 +101,7 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             *arguments,
         ],
         cwd=EXAMPLES.parent,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
         timeout=HANG_S,
@@ -110,8 +111,18 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(1200)
 def test_the_demo_starts_resumes_and_starts_a_new_run(tmp_path: Path) -> None:
-    stopped = demo(tmp_path, "--set", "training.exit_interval=4")
+    # The compiler never ends. The run does not wait for it, and the demo leaves none of its processes.
+    nap = f"5000.{os.getpid()}"
+    compiler = tmp_path / "slow-c++"
+    compiler.write_text(f'#!/bin/bash\nif [[ $* == *--version* ]]; then echo "slow 1.0"; else sleep {nap}; fi\n')
+    compiler.chmod(0o755)
+    without_kernels = {"CXX": str(compiler), "LLMCTL_CACHE_DIR": str(tmp_path / "cache")}
+    stopped = demo(tmp_path, "--set", "training.exit_interval=4", **without_kernels)
     assert stopped.returncode != 0, stopped.stdout
+    assert "built in the background; this run trains on torch's operations" in stopped.stdout
+    assert "kernels: torch for adamw; reference for " in stopped.stdout
+    left = partial(subprocess.run, ["pgrep", "-f", f"sleep {nap}"], capture_output=True, check=False)
+    wait_for(lambda: not left().stdout, "the end of the compilers")
     assert "Starting the new run demo-" in stopped.stdout
     assert "vocabulary of 4096" in stopped.stdout
     prepared = {path.name: path.read_bytes() for path in (tmp_path / "demo" / "data").iterdir() if path.is_file()}
