@@ -1,6 +1,8 @@
 """Compilers: search, parallel runs, cleanup; and the key of a library."""
 
 import os
+import platform
+import re
 import subprocess
 import time
 from functools import partial
@@ -72,6 +74,17 @@ def test_options_make_another_compiler_and_any_output_encoding_is_read(compiler)
     # The output of a compiler may have any encoding.
     Path(path).write_text("#!/bin/bash\nprintf 'g++ \\xb0\\n'\n")
     assert find_compiler([(path,)]).version == "g++ \ufffd"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are x86-64's")
+def test_kernels_that_no_run_uses_are_compiled_quickly(compiler, tmp_path):
+    logged, folder = tmp_path / "commands", tmp_path / "kernels/key/build"
+    folder.mkdir(parents=True)
+    logging = f'echo "$@" >>"{logged}"; while (($#)); do case $1 in -o) : >"$2";; esac; shift; done'
+    compile_library(folder / "library.so", compiler(logging), time.monotonic() + TIMEOUT_S)
+    commands = [line for line in logged.read_text().splitlines() if "/softmax/cpu.cpp" in line]
+    used = {"-O3" if "LLMCTL_ISA" in line else "-O1": re.findall(r" (-O\d) ", line)[-1] for line in commands}
+    assert len(commands) == 3 and used == {"-O1": "-O1", "-O3": "-O3"}
 
 
 def test_compiler_output_is_kept(compiler, tmp_path):
