@@ -8,8 +8,8 @@ from llmctl.operate.resume import check_ended
 from llmctl.runs.index import IndexEntry
 from llmctl.runs.record import RunRecord
 
-_KEPT = ("run.json", "job.json", "config.yaml", "metrics.jsonl", "saved.json", "attempts", "own", "lock")
-_KEPT_BEGINNINGS = ("job", "sha256sums.", ".")
+_LARGE = ("checkpoints", "code")
+"""Folders of llmctl and its trainer. All else in a run directory stays: a COMMAND may have written results there."""
 _TIMEOUT_S = 300.0
 
 
@@ -44,11 +44,7 @@ def find_removable(context: Context, reference: str) -> Removable:
     record = RunRecord.load_own(entry.run_dir, session.transport)
     check_ended(record, session)
     (names,) = session.transport.list_names([str(record.run_dir)])
-    paths = [
-        f"{record.run_dir}/{name}"
-        for name in sorted(names)
-        if name not in _KEPT and not name.startswith(_KEPT_BEGINNINGS)
-    ]
+    paths = [f"{record.run_dir}/{name}" for name in _LARGE if name in names]
     save = ((record.config or {}).get("checkpoint") or {}).get("save")
     return Removable(entry, session, tuple(paths), _size(session, paths), save)
 

@@ -43,8 +43,9 @@ def device_here(transport: Transport, *, has_gpus: bool, ranks: int) -> Device |
     except SchedulerError:
         return None
     name, _, mebibytes = answer.stdout.partition("\n")[0].rpartition(", ")
-    words = name.replace("-", " ").split()
-    return next((found for word in words if (found := find_device(word, float(mebibytes) / 1024))), None)
+    # Some GPUs have no memory of their own to report: "[N/A]".
+    gib = int(mebibytes) / 1024 if mebibytes.strip().isdecimal() else None
+    return next((found for word in name.replace("-", " ").split() if (found := find_device(word, gib))), None)
 
 
 def estimate_of(job: Job, vocabulary: int | None, device: Device | None) -> RunPlan | str:

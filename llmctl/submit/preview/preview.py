@@ -132,7 +132,6 @@ def _defaults(plan: SubmitPlan, config: TrainConfig) -> str:
         "job.time": clock(request.time_s) if request.time_s is not None and job.cost is not None else None,
         "training.bf16": None if training.bf16 or training.fp16 else "fp32",
         "training.global_batch_size": "batch = micro-batch x dp",
-        "optimizer.lr": f"lr {config.optimizer.lr:g}",
         "checkpoint.save_interval": "checkpoint at the end only" if config.checkpoint.save_interval is None else None,
     }
     return ", ".join(text for key, text in values.items() if text and key not in given)

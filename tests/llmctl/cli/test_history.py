@@ -68,11 +68,13 @@ def test_wrong_filters_are_told(capsys):
 def test_files_of_an_ended_run_are_removed_and_its_record_stays(runs, capsys):
     (runs / "good/checkpoints/iter_0000001").mkdir(parents=True)
     (runs / "good/checkpoints/iter_0000001/x.safetensors").write_bytes(b"x" * 3_000_000)
+    (runs / "good/results.csv").write_text("of the command")
     assert main(["runs", "rm", "good"]) == 2
     assert "add --yes" in capsys.readouterr().err and (runs / "good/checkpoints").is_dir()
     assert main(["runs", "rm", "good", "--yes"]) == 0
     assert "good: checkpoints, code in" in capsys.readouterr().err
     assert sorted(path.name for path in (runs / "good").iterdir() if path.name in ("checkpoints", "code")) == []
+    assert (runs / "good/results.csv").read_text() == "of the command"
     assert (runs / "good/run.json").is_file() and (runs / "good/attempts/1/exit.json").is_file()
     assert main(["status", "good", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["state"] == JobState.COMPLETED.value
