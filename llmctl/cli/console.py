@@ -1,7 +1,10 @@
 """Output of commands: terminal tables, plain text in a pipe, or one JSON document."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from llmctl.errors import ConfigFileError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,3 +27,24 @@ def print_json(document: Any) -> None:
     import json
 
     print(json.dumps(document, indent=1))
+
+
+def write_new_file(target: Path, text: str, shown: str) -> None:
+    """Write a file that --output names or stands for.
+
+    Args:
+        target: the file, absolute.
+        text: its content.
+        shown: the file's name as the user knows it.
+
+    Raises:
+        UsageError: the file exists already.
+        ConfigFileError: the file cannot be written.
+    """
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"--output {shown}: exists already; name another file, or remove this one") from None
+    except OSError as error:
+        raise ConfigFileError(f"--output {shown}: cannot be written: {error.strerror}") from None

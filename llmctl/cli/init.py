@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from llmctl.cli.console import write_new_file
 from llmctl.context import Context
-from llmctl.errors import ConfigFileError, UsageError
+from llmctl.errors import UsageError
 from llmctl.paths import expand_home
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -35,13 +36,7 @@ def init(
         from llmctl.operate.first_config import first_config
 
         text = first_config(str(path.resolve()), output)
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"--output {output}: exists already; name another file, or remove this one") from None
-    except OSError as error:
-        raise ConfigFileError(f"--output {output}: cannot be written: {error.strerror}") from None
+    write_new_file(target, text, output)
     context.tell(f"wrote {output}\nllmctl submit {output} --dry-run")
     return 0
 

@@ -24,8 +24,10 @@ def plan_lines(plan: "SubmitPlan", context: Context, *, asks: bool) -> Iterator[
         context: this call of llmctl.
         asks: False for a dry run, which does not contact another machine.
     """
+    # A dry run is the output of the command; before a submission, the page is a message beside it.
+    stream = sys.stderr if asks else sys.stdout
     yield f"{plan.record.run_id} on {plan.job.profile.name}"
-    width = max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stderr.isatty() else 0
+    width = max(_NARROWEST, shutil.get_terminal_size().columns) if stream.isatty() else 0
     for label, text in _preview(plan, context, asks=asks).rows:
         indent = " " * (_LABEL + 2)
         parts = textwrap.wrap(text, width - len(indent), break_long_words=False) if width else [text]

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from llmctl.cli.console import write_new_file
 from llmctl.context import Context
-from llmctl.errors import ConfigFileError, UsageError
+from llmctl.errors import UsageError
 from llmctl.paths import BUNDLED
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -49,13 +50,7 @@ def examples(
     source = known[name.removesuffix(_SUFFIX)]
     shown = output or source.name
     target = context.cwd / Path(shown).expanduser()
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(source.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise UsageError(f"{shown}: exists already; name another file with --output") from None
-    except OSError as error:
-        raise ConfigFileError(f"{shown}: cannot be written: {error.strerror}") from None
+    write_new_file(target, source.read_text(encoding="utf-8"), shown)
     context.tell(f"wrote {shown}\nllmctl submit {shown} --dry-run")
     return 0
 
