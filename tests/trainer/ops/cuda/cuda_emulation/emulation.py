@@ -156,7 +156,8 @@ def _cached(
     flags: Sequence[str],
     make: Callable[[Path, float], None],
 ) -> Path:
-    digest = hashlib.sha256(f"{compiler.version}{flags}{contraction()}{torch.__version__}".encode())
+    # sources_key() is compiled in, and also changes with the flags of the real library.
+    digest = hashlib.sha256(f"{compiler.version}{flags}{contraction()}{torch.__version__}{sources_key()}".encode())
     for path in (*source_files(), *sorted(_HERE.glob("*"))):
         if path.is_file():
             digest.update(f"{path}\0".encode() + path.read_bytes())
