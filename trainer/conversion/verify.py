@@ -22,7 +22,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.conversion.bounded_model import Weights, build_bounded_model
 from trainer.conversion.errors import ConversionError
 from trainer.conversion.export_hub import trained_dtype
-from trainer.conversion.witness import LONGEST_WITH_SCORES, has_witness, logits_of_transformers
+from trainer.conversion.witness import LONGEST_WITH_SCORES, fault_of_witness, has_witness, logits_of_transformers
 from trainer.hub.folder import HubFolder
 from trainer.hub.tensor_file import DTYPES
 from trainer.parallel_model import ParallelModel
@@ -78,7 +78,8 @@ class Verification:
 def verify_export(checkpoint: Path, folder: Path) -> Verification:
     """Compare the logits of a fixed text, in float32 on the CPU.
 
-    The witness is transformers if it is installed, else this trainer's own reader. Memory: the weights of one layer
+    The witness is transformers if it is installed and without a known fault in this model, else this trainer's own
+    reader. Memory: the weights of one layer
     and of the vocabulary tables; without the package accelerate, transformers holds all of its model in float32.
 
     Raises:
@@ -97,11 +98,13 @@ def verify_export(checkpoint: Path, folder: Path) -> Verification:
     with HubFolder(folder) as source:
         count = source.num_tensors
         auto_class = _CLASS_BESIDE_IMAGES if source.wrapped_in else source.family.auto_class
-        if not has_witness():
+        fault = fault_of_witness(source.family.model_type, source.model) if has_witness() else ""
+        if fault is not None:
             source.check_copies()
             weights = Weights(folder, {name: source.shape(name) for name in source.weights}, partial(_read_hub, source))
-            witness, theirs = _OWN, _logits(config, metadata.vocab_size, weights, tokens, rows)
-    if has_witness():
+            witness = f"{_OWN} ({fault})" if fault else _OWN
+            theirs = _logits(config, metadata.vocab_size, weights, tokens, rows)
+    if fault is None:
         witness, theirs = logits_of_transformers(folder, auto_class, tokens, rows, checkpoint.parent)
     if ours.shape != theirs.shape:
         raise ConversionError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.config.sections.model import ModelConfig
 from trainer.conversion.errors import ConversionError
 
 LONGEST_WITH_SCORES = 512
@@ -26,6 +28,30 @@ LONGEST_WITH_SCORES = 512
 def has_witness() -> bool:
     """True if transformers is installed."""
     return find_spec("transformers") is not None
+
+
+def fault_of_witness(model_type: str, model: ModelConfig) -> str | None:
+    """Names what the installed transformers computes wrongly of a model, or None.
+
+    transformers 4.57 computes no other of the families' tiny models otherwise than transformers 5.
+    """
+    import transformers
+
+    if not is_version_4():
+        return None
+    name = f"transformers {transformers.__version__}"
+    if model_type == "deepseek_v2" and (model.rope_scaling or {}).get("mscale_all_dim"):
+        return f"{name} leaves out mscale_all_dim of deepseek_v2"
+    if model_type == "qwen2_moe" and len({model.window_of(layer) for layer in range(model.num_layers)}) > 1:
+        return f"{name} gives all layers of qwen2_moe the sliding window"
+    return None
+
+
+def is_version_4() -> bool:
+    """True if the installed transformers is older than version 5."""
+    import transformers
+
+    return transformers.__version__.startswith("4.")
 
 
 def logits_of_transformers(
@@ -71,9 +97,11 @@ def logits_of_transformers(
 
 @contextmanager
 def _loaded(folder: Path, auto_class: Any, is_short: bool, scratch: Path) -> Iterator[Any]:
-    # No code of the folder is run: trust_remote_code stays off. The grouped product of experts, its default, wants
-    # widths that divide by 8.
-    values = {"dtype": torch.float32, "experts_implementation": "eager", "local_files_only": True}
+    # No code of the folder is run: trust_remote_code stays off.
+    values: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True}
+    if not is_version_4():
+        # The grouped product of experts, the default, wants widths that divide by 8. Transformers 4 has no such choice.
+        values["experts_implementation"] = "eager"
     # The scores of a long text would be the largest tensor.
     values["attn_implementation"] = "eager" if is_short else "sdpa"
     _quieten()
@@ -92,6 +120,7 @@ def _quieten() -> None:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.getLogger("accelerate").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="accelerate")
 
 
 def _places(folder: Path, auto_class: Any) -> dict[str, str]:
@@ -102,9 +131,10 @@ def _places(folder: Path, auto_class: Any) -> dict[str, str]:
     with torch.device("meta"):
         model = auto_class.from_config(config)
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    # The second names of a shared table too: transformers 4 looks for them.
     found = {
         name: "disk" if any(name.startswith(f"{layers}.") for layers in lists) else "cpu"
-        for name, module in model.named_modules()
+        for name, module in model.named_modules(remove_duplicate=False)
         if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False))
     }
     return found if "disk" in found.values() and "cpu" in found.values() else {}

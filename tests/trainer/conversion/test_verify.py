@@ -68,6 +68,20 @@ def test_an_import_without_a_witness_says_so(tmp_path, capsys, monkeypatch) -> N
     assert "the logits were not compared: transformers is not installed" in capsys.readouterr().err
 
 
+def test_transformers_is_not_asked_for_what_it_computes_wrongly(tmp_path, monkeypatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers, "__version__", "4.57.6")
+    families = {family.model_type: family for family in FAMILIES}
+    for name, changes, fault in (
+        ("deepseek_v2", {}, " (transformers 4.57.6 leaves out mscale_all_dim of deepseek_v2)"),
+        ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}, " (transformers 4"),
+    ):
+        folder = saved(families[name], tmp_path / name / "hub", **changes)
+        found = verify_export(imported(folder, tmp_path / name), folder)
+        assert found.is_good and found.witness.startswith(f"this trainer's own import{fault}")
+
+
 def test_a_window_of_another_size_is_found(tmp_path) -> None:
     """The text is longer than the window."""
     folder = saved(MISTRAL, tmp_path / "hub", sliding_window=200, max_position_embeddings=512)
