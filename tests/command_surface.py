@@ -10,11 +10,7 @@ from typing import Any
 import typer.main
 
 from llmctl.cli.main import COMMANDS, app, load_command
-from llmctl.cli.trainer.checkpoint import CheckpointCommand
-from llmctl.cli.trainer.data import DataCommand
-from llmctl.cli.trainer.evaluate import EvaluateCommand
-from llmctl.cli.trainer.generate import GenerateCommand
-from trainer.config import checkpoint_flags, data_flags, evaluate_flags, generate_flags
+from llmctl.cli.trainer.trainer_job import TrainerCommand
 
 
 def surface() -> str:
@@ -33,14 +29,8 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 
 def _parameters(command: Any) -> Iterator[str]:
-    if isinstance(command, DataCommand):
-        yield from _flags_of_the_trainer(data_flags.parser_of(str(command.name)))
-    if isinstance(command, CheckpointCommand):
-        yield from _flags_of_the_trainer(checkpoint_flags.parser_of(str(command.name)))
-    if isinstance(command, GenerateCommand):
-        yield from _flags_of_the_trainer(generate_flags.parser_of())
-    if isinstance(command, EvaluateCommand):
-        yield from _flags_of_the_trainer(evaluate_flags.parser_of())
+    if isinstance(command, TrainerCommand):
+        yield from _flags_of_the_trainer(command.trainer_parser())
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             yield f"    {parameter.metavar or parameter.name}"
@@ -52,7 +42,7 @@ def _parameters(command: Any) -> Iterator[str]:
 
 def _flags_of_the_trainer(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
-        if action.help == argparse.SUPPRESS:
+        if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
             continue
         names = " ".join(sorted(action.option_strings, key=lambda name: (len(name), name)))
         choices = "|".join(action.choices) if action.choices else action.metavar

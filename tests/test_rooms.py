@@ -81,7 +81,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             *("checkpoint", "config", "conversion", "data", "distributed", "evaluation", "families", "generation"),
             *("hub", "ops", "planning", "process", "training"),
         },
-        "__main__": {"process"},
+        "__main__": {"config", "process"},
     },
     "trainer.data": {
         "tokenizers": {"errors"},

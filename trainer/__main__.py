@@ -26,21 +26,25 @@ from trainer.process.run_directory import RunDirectory
 # command -> (module, help text). The module has main(arguments), or main(arguments, environment) for the commands in
 # _WITH_ENVIRONMENT, or main(arguments, launch, run, environment) for the commands in _PARALLEL.
 COMMANDS = {
-    "pretrain": ("trainer.commands.pretrain", "train a model: --config FILE and Megatron-LM's flags"),
-    "data prepare": ("trainer.data.commands.preprocess", "the program behind llmctl data prepare"),
-    "data inspect": ("trainer.data.commands.inspect_command", "the program behind llmctl data inspect"),
-    "data merge": ("trainer.data.commands.merge", "the program behind llmctl data merge"),
-    "generate": ("trainer.commands.generate", "continue a prompt with a checkpoint"),
-    "evaluate": ("trainer.commands.evaluate", "loss and perplexity of a checkpoint on held-out text"),
-    "checkpoint": ("trainer.commands.checkpoint", "the program behind llmctl checkpoint: import, export, show, verify"),
-    "draw-pipeline": ("trainer.commands.draw_pipeline", "draw a pipeline schedule and its bubble, as text and as SVG"),
-    "kernels": ("trainer.ops.tools.command", "build, inspect and benchmark the fused kernels"),
+    "pretrain": ("trainer.commands.pretrain", "Train a model: --config FILE and Megatron-LM's flags."),
+    "data prepare": ("trainer.data.commands.preprocess", "The program behind llmctl data prepare."),
+    "data inspect": ("trainer.data.commands.inspect_command", "The program behind llmctl data inspect."),
+    "data merge": ("trainer.data.commands.merge", "The program behind llmctl data merge."),
+    "generate": ("trainer.commands.generate", "Continue prompts with a trained model."),
+    "evaluate": ("trainer.commands.evaluate", "Measure a trained model: perplexity of a text, or tasks."),
+    "checkpoint": (
+        "trainer.commands.checkpoint",
+        "The program behind llmctl checkpoint: import, export, show, verify.",
+    ),
+    "draw-pipeline": ("trainer.commands.draw_pipeline", "Draw a pipeline schedule and its bubble, as text and as SVG."),
+    "kernels": ("trainer.ops.tools.command", "Build, inspect and benchmark the fused kernels."),
 }
 _PARALLEL = ("pretrain",)
 _OF_LLMCTL = ("checkpoint", "data")
 _ENCODING = ("data prepare", "pretrain")
 _WITH_ENVIRONMENT = ("generate", "evaluate", "kernels")
 
+_HELP = ("-h", "--help")
 _USAGE = 2
 _INTERRUPTED = 130
 
@@ -49,10 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code of the process."""
     words = 2 if arguments[:1] == ["data"] else 1
     name, rest = " ".join(arguments[:words]) or "--help", arguments[words:]
-    if name in ("-h", "--help"):
-        print("usage: python -m trainer COMMAND ...\n")
-        for command, (_, what) in COMMANDS.items():
-            print(f"  {command:20} {what}")
+    if name in _HELP or name.removeprefix("data ") in _HELP:
+        print(_help(name.rpartition(" ")[0]))
         return 0
     if name not in COMMANDS:
         print(f"trainer: unknown command {name!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
@@ -73,6 +75,17 @@ def main(arguments: Sequence[str]) -> int:
         # Users call these commands through llmctl.
         print(f"{'llmctl' if arguments[0] in _OF_LLMCTL else 'trainer'} {name}: interrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _help(group: str) -> str:
+    """Page of the commands that begin with the word ``group``; empty for all."""
+    from trainer.config.help.page import HelpPage, Row, Section, page_width, plain_text, with_help_row
+
+    start = f"{group} " if group else ""
+    rows = tuple(Row(name.removeprefix(start), what) for name, (_, what) in COMMANDS.items() if name.startswith(start))
+    sections = with_help_row((Section("Commands", rows, is_commands=True),))
+    page = HelpPage(f"python -m trainer {start}COMMAND [ARGS]...", ("Programs of jobs; llmctl starts them.",), sections)
+    return plain_text(page, page_width())
 
 
 def _run_parallel(module: str, arguments: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ def _flag(name: str, metavar: str, text: str) -> Any:
 
 
 _Runs = Annotated[str | None, _flag("--runs-root", "DIR", "Folder of the run directories, shared by all nodes.")]
-_Group = Annotated[str | None, _flag("--group", "G", "Group, project or account to bill.")]
+_Group = Annotated[str | None, _flag("--group", "GROUP", "Group, project or account to bill.")]
 _Login = Annotated[str | None, _flag("--login", "HOST", "Login node, as ssh knows it; empty: this machine.")]
 _Hosts = Annotated[list[str] | None, _flag("--host", "HOST", "ssh: one of the machines, head node first. Repeatable.")]
 _Venv = Annotated[str | None, _flag("--venv", "DIR", "Virtual environment of the jobs.")]
@@ -46,8 +46,10 @@ def new(
     group: _Group = None,
     login: _Login = None,
     host: _Hosts = None,
-    resource_type: Annotated[str | None, _flag("--resource-type", "T", "Kind of node, under the site's name.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus-per-node", metavar="G", min=0, help="GPUs per node.")] = None,
+    resource_type: Annotated[
+        str | None, _flag("--resource-type", "TYPE", "Kind of node, under the site's name.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus-per-node", metavar="N", min=0, help="GPUs per node.")] = None,
     interface: _Interface = None,
     venv: _Venv = None,
     conda: _Conda = None,

@@ -22,7 +22,7 @@ _GIVEN = typer.Option(
 _RUN = typer.Option(False, "--run", help="Submit at once, as llmctl submit FILE does.")
 _CLUSTER = typer.Option(None, "--cluster", metavar="NAME", help="With --run: cluster.", autocompletion=complete_cluster)
 _NODES = typer.Option(None, "--nodes", metavar="N", help="With --run: number of nodes.")
-_GPUS = typer.Option(None, "--gpus-per-node", metavar="G", help="With --run: ranks per node.")
+_GPUS = typer.Option(None, "--gpus-per-node", metavar="N", help="With --run: ranks per node.")
 _SETTINGS = typer.Option(None, "--set", metavar="KEY=VALUE", help="With --run: set a key of the config. Repeatable.")
 _SECRETS = typer.Option(
     None, "--secret", metavar="NAME", help="With --run: variable whose value stays secret. Repeatable."

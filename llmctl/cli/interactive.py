@@ -29,24 +29,24 @@ _JOB_FLAGS = {
 """Key of the config's job section, also the name of the parameter -> flag."""
 
 
-@app.command(epilog="llmctl interactive [OPTIONS] -- COMMAND... runs COMMAND and exits with its exit code.")
+@app.command(epilog="llmctl interactive [OPTIONS] -- COMMAND [ARGS] runs COMMAND and exits with its exit code.")
 def interactive(
     ctx: typer.Context,
     cluster: Annotated[_Text, typer.Option(metavar="NAME", help="Where.", autocompletion=complete_cluster)] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of nodes.")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", metavar="G", min=1, help="GPUs per node.")
+        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="GPUs per node.")
     ] = None,
-    resource_type: Annotated[_Text, typer.Option("--resource-type", metavar="T", help="Kind of node.")] = None,
+    resource_type: Annotated[_Text, typer.Option("--resource-type", metavar="TYPE", help="Kind of node.")] = None,
     time: Annotated[_Text, typer.Option(metavar="H:M:S", help="Time limit; 90m too.")] = None,
-    group: Annotated[_Text, typer.Option(metavar="G", help="Group, project or account to bill.")] = None,
-    queue: Annotated[_Text, typer.Option(metavar="Q", help="Queue or partition.")] = None,
+    group: Annotated[_Text, typer.Option(metavar="GROUP", help="Group, project or account to bill.")] = None,
+    queue: Annotated[_Text, typer.Option(metavar="QUEUE", help="Queue or partition.")] = None,
     reservation: Annotated[_Text, typer.Option(metavar="ID", help="Reservation of nodes.")] = None,
     container: Annotated[_Text, typer.Option(metavar="IMAGE", help="Container image.")] = None,
     run: Annotated[
         _Text, typer.Option(metavar="RUN", help="Attach to this run, on one of its nodes.", autocompletion=complete_run)
     ] = None,
-    rank: Annotated[int | None, typer.Option(metavar="R", min=0, help="Attach on the node of this rank.")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Attach on the node of this rank.")] = None,
 ) -> int:
     """Open a shell on a node, with a job's modules, Python, variables and code.
 

@@ -41,11 +41,11 @@ def logs(
     ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Show new lines until the run ends.")] = False,
     lines: Annotated[
-        int | None, typer.Option("-n", "--lines", metavar="LINES", min=0, help="Number of last lines per file.")
+        int | None, typer.Option("-n", "--lines", metavar="N", min=0, help="Number of last lines per file.")
     ] = None,
     rank: Annotated[str | None, typer.Option("--rank", metavar="R[,R..]|all|failed", help="Ranks. Default: 0.")] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="K", min=1, help="Attempt. Default: the last.")
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="Attempt. Default: the last.")
     ] = None,
     job: Annotated[bool, typer.Option("--job", help="Show job.sh and the agents instead of ranks.")] = False,
     download: Annotated[

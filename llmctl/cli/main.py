@@ -23,38 +23,63 @@ from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageE
 from llmctl.paths import TRAINER
 from llmctl.terminal_text import printable
 
-# command -> (module, help line). The module has ``app``: a Typer with one command, or with several and a callback.
-COMMANDS = {
-    "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
-    "init": ("llmctl.cli.init", "Write a complete config for a model or a script that is there."),
-    "examples": ("llmctl.cli.reference.examples", "List the configs that come with llmctl, or copy one."),
-    "explain": ("llmctl.cli.reference.explain", "Explain a key of a config or profile, or a flag of Megatron-LM."),
-    "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
-    "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
-    "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
-    "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
-    "list": ("llmctl.cli.history.list_runs", "List past and present runs, with filters and cost."),
-    "runs": ("llmctl.cli.history.runs", "Free the disk space of runs that have ended."),
-    "logs": ("llmctl.cli.logs", "Show or follow the output of a run, rank by rank."),
-    "cancel": ("llmctl.cli.cancel", "End runs and all of their processes."),
-    "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),
-    "nodes": ("llmctl.cli.nodes", "Show the nodes of a cluster: idle, in use or drained, with reasons."),
-    "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
-    "data": ("llmctl.cli.trainer.data", "Turn text into training data; inspect and merge datasets."),
-    "checkpoint": ("llmctl.cli.trainer.checkpoint", "Import, export and check models: Hugging Face folders."),
-    "generate": ("llmctl.cli.trainer.generate", "Continue prompts with a trained model."),
-    "evaluate": ("llmctl.cli.trainer.evaluate", "Measure a trained model: perplexity of a text, or tasks."),
-    "env": ("llmctl.cli.env", "Build or inspect the fused kernels of jobs."),
-    "doctor": ("llmctl.cli.doctor", "Check a cluster, with a remedy for each problem."),
+# Panel of --help -> command -> (module, help line). The line fits beside the name in 80 columns. The module has
+# ``app``: a Typer with one command, or with several and a callback.
+PANELS = {
+    "Start": {
+        "submit": ("llmctl.cli.submit", "Start a training run, or any command, on a cluster."),
+        "init": ("llmctl.cli.init", "Write a complete config for a model or a script."),
+        "examples": ("llmctl.cli.reference.examples", "List the configs that come with llmctl, or copy one."),
+        "explain": ("llmctl.cli.reference.explain", "Explain a key of a config or profile, or a Megatron-LM flag."),
+        "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
+        "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
+        "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),
+        "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
+    },
+    "Watch": {
+        "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
+        "list": ("llmctl.cli.history.list_runs", "List past and present runs, with filters and cost."),
+        "runs": ("llmctl.cli.history.runs", "Free the disk space of runs that have ended."),
+        "logs": ("llmctl.cli.logs", "Show or follow the output of a run, rank by rank."),
+        "cancel": ("llmctl.cli.cancel", "End runs and all of their processes."),
+    },
+    "Prepare and use models": {
+        "data": ("llmctl.cli.trainer.data", "Turn text into training data; inspect and merge datasets."),
+        "checkpoint": ("llmctl.cli.trainer.checkpoint", "Import, export and check models: Hugging Face folders."),
+        "generate": ("llmctl.cli.trainer.generate", "Continue prompts with a trained model."),
+        "evaluate": ("llmctl.cli.trainer.evaluate", "Measure a trained model: perplexity of a text, or tasks."),
+    },
+    "Clusters": {
+        "clusters": ("llmctl.cli.clusters", "List, show, check and write cluster profiles."),
+        "nodes": ("llmctl.cli.nodes", "Show nodes: idle, in use or drained, with reasons."),
+        "env": ("llmctl.cli.env", "Build or inspect the fused kernels of jobs."),
+        "doctor": ("llmctl.cli.doctor", "Check a cluster, with a remedy for each problem."),
+    },
 }
+
+COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
 
 TAKES_COMMAND = frozenset({"submit", "interactive"})
 
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer uses but does not export
 
 
+class HelpContext(typer.Context):
+    """Context of a command whose help is a page of ours. Imports the pages only for help."""
+
+    def get_help(self) -> str:
+        """The page, for standard output."""
+        from llmctl.cli.help.of_command import page_of
+        from llmctl.cli.help.terminal import help_text
+
+        return help_text(page_of(self), self.obj.environment)
+
+
 class LazyGroup(typer.core.TyperGroup):
     """A group that lists commands from the table. Imports only the command that runs."""
+
+    context_class = HelpContext
+    panels = PANELS
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Command names in table order."""
@@ -84,6 +109,8 @@ def load_command(name: str) -> Any:
     command = typer.main.get_command(importlib.import_module(module).app)
     command.name = name
     command.short_help = help_line
+    for one in (command, *getattr(command, "commands", {}).values()):
+        one.context_class = HelpContext
     return command
 
 
@@ -101,14 +128,14 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog="llmctl COMMAND --help shows the arguments and options of a command.")
 def _llmctl(
     debug: bool = typer.Option(False, "--debug", help="Show a traceback with an error."),
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    """Submit, launch and follow parallel pretraining of language models on any cluster."""
+    """Submit, launch and follow pretraining of language models on any cluster."""
 
 
 def run() -> None:

@@ -32,7 +32,7 @@ def plan(
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Nodes. Default: job.nodes.")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", metavar="G", min=1, help="Devices per node.")
+        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Devices per node.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Device by name, such as H100, instead of a cluster's.")

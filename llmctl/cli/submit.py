@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-def _option(flag: str, metavar: str, description: str, **more: Any) -> Any:
-    return typer.Option(None, flag, metavar=metavar, help=description, **more)
+def _option(panel: str, flag: str, metavar: str, description: str, **more: Any) -> Any:
+    return typer.Option(None, flag, metavar=metavar, help=description, rich_help_panel=panel, **more)
 
 
-def _switch(flag: str, description: str) -> Any:
-    return typer.Option(False, flag, help=description)
+def _switch(panel: str, flag: str, description: str) -> Any:
+    return typer.Option(False, flag, help=description, rich_help_panel=panel)
 
 
 _CONFIG = typer.Argument(
@@ -34,36 +34,55 @@ _CONFIG = typer.Argument(
     metavar="CONFIG",
     help="Training config, or a Megatron-LM script (.sh). Default: ./llmctl.yaml, else --example.",
 )
-_CLUSTER = _option("--cluster", "NAME", "Cluster. Default: local.", autocompletion=complete_cluster)
-_NODES = _option("--nodes", "N", "Number of nodes.")
-_GPUS_PER_NODE = _option("--gpus-per-node", "G", "Ranks per node. Default: the node's GPUs.")
-_TIME = _option("--time", "H:M:S", "Time limit; 90m, 5h and 1h30m too.")
-_NAME = _option("--name", "N", "Name of the run.")
-_GROUP = _option("--group", "G", "Group, project or account to bill.")
-_RESOURCE_TYPE = _option("--resource-type", "T", "Kind of node.")
-_QUEUE = _option("--queue", "Q", "Queue or partition.")
-_RESERVATION = _option("--reservation", "ID", "Reservation of nodes.")
-_PRIORITY = _option("--priority", "P", "Priority, in the scheduler's numbers.")
-_EXCLUDE = _option("--exclude", "HOST[,HOST]", "Nodes to leave out.")
-_AFTER = _option("--after", "RUN", "Start after this run completes; any:RUN: ends.", autocompletion=complete_run)
-_CONTAINER = _option("--container", "IMAGE", "Container image.")
-_MOUNTS = _option("--mount", "SRC:DST", "Folder to mount in the container. Repeatable.")
-_LAUNCHER = _option("--launcher", "torchrun|srun|mpirun", "Launcher of the ranks.")
-_SETTINGS = _option("--set", "KEY=VALUE", "Set a key of the config; the value is YAML. Repeatable.")
-_ENV = _option("--env", "NAME=VALUE", "Variable for the job. Repeatable.")
-_SECRETS = _option("--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
-_SCRIPT_ARGUMENTS = _option("--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable.")
-_TORCHRUN = _switch("--torchrun", "COMMAND is script.py ARGS or -m MODULE ARGS: torchrun starts it in every rank.")
-_EXAMPLE = _switch("--example", "Train a small bundled example on generated data, in place of CONFIG.")
-_HF = _option("--hf", "FOLDER", "Continue the pretraining of this Hugging Face folder or GGUF file on --data.")
-_DATA = _option("--data", "TEXT", "With --hf: .jsonl, .parquet or text files; text is cut at blank lines.")
-_RUN_ID = _option("--run-id", "ID", "Run id. Default: a new one.")
-_INSTALLED = _switch("--installed", "Use the trainer installed in the environment, not a snapshot of llmctl's.")
-_TEMPLATE = _option("--template", "FILE", "Template of job.sh. Default: the scheduler's template.")
-_DRY_RUN = _switch("--dry-run", "Show the plan of the run; submit nothing.")
-_SHOW_SCRIPT = _switch("--show-script", "Print script and submit command; submit nothing.")
-_FOLLOW = _switch("--follow", "Follow the run until it ends.")
-_JSON = _switch("--json", "Print one JSON document.")
+# Panels of --help.
+_WHAT = "What runs"
+_WHERE = "Where"
+_SIZE = "How many and how long"
+_ENVIRONMENT = "Environment"
+_OUTPUT = "Run and output"
+
+_EXAMPLE = _switch(_WHAT, "--example", "Train a small bundled example on generated data, in place of CONFIG.")
+_HF = _option(_WHAT, "--hf", "FOLDER", "Continue the pretraining of this Hugging Face folder or GGUF file on --data.")
+_DATA = _option(_WHAT, "--data", "TEXT", "With --hf: .jsonl, .parquet or text files; text is cut at blank lines.")
+_SETTINGS = _option(_WHAT, "--set", "KEY=VALUE", "Set a key of the config; the value is YAML. Repeatable.")
+_SCRIPT_ARGUMENTS = _option(
+    _WHAT, "--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable."
+)
+_TORCHRUN = _switch(
+    _WHAT, "--torchrun", "COMMAND is script.py ARGS or -m MODULE ARGS: torchrun starts it in every rank."
+)
+
+_CLUSTER = _option(_WHERE, "--cluster", "NAME", "Cluster. Default: local.", autocompletion=complete_cluster)
+_RESOURCE_TYPE = _option(_WHERE, "--resource-type", "TYPE", "Kind of node.")
+_QUEUE = _option(_WHERE, "--queue", "QUEUE", "Queue or partition.")
+_GROUP = _option(_WHERE, "--group", "GROUP", "Group, project or account to bill.")
+_RESERVATION = _option(_WHERE, "--reservation", "ID", "Reservation of nodes.")
+_EXCLUDE = _option(_WHERE, "--exclude", "HOST[,HOST]", "Nodes to leave out.")
+_PRIORITY = _option(_WHERE, "--priority", "N", "Priority, in the scheduler's numbers.")
+
+_NODES = _option(_SIZE, "--nodes", "N", "Number of nodes.")
+_GPUS_PER_NODE = _option(_SIZE, "--gpus-per-node", "N", "Ranks per node. Default: the node's GPUs.")
+_TIME = _option(_SIZE, "--time", "H:M:S", "Time limit; 90m, 5h and 1h30m too.")
+_AFTER = _option(
+    _SIZE, "--after", "RUN", "Start when this run completes; any:RUN: when it ends.", autocompletion=complete_run
+)
+
+_CONTAINER = _option(_ENVIRONMENT, "--container", "IMAGE", "Container image.")
+_MOUNTS = _option(_ENVIRONMENT, "--mount", "SRC:DST", "Folder to mount in the container. Repeatable.")
+_LAUNCHER = _option(_ENVIRONMENT, "--launcher", "torchrun|srun|mpirun", "Launcher of the ranks.")
+_ENV = _option(_ENVIRONMENT, "--env", "NAME=VALUE", "Variable for the job. Repeatable.")
+_SECRETS = _option(_ENVIRONMENT, "--secret", "NAME", "Variable whose value stays out of script and record. Repeatable.")
+_INSTALLED = _switch(
+    _ENVIRONMENT, "--installed", "Use the trainer installed in the environment, not a snapshot of llmctl's."
+)
+_TEMPLATE = _option(_ENVIRONMENT, "--template", "FILE", "Template of job.sh. Default: the scheduler's template.")
+
+_NAME = _option(_OUTPUT, "--name", "NAME", "Name of the run.")
+_RUN_ID = _option(_OUTPUT, "--run-id", "ID", "Run id. Default: a new one.")
+_DRY_RUN = _switch(_OUTPUT, "--dry-run", "Show the plan of the run; submit nothing.")
+_SHOW_SCRIPT = _switch(_OUTPUT, "--show-script", "Print script and submit command; submit nothing.")
+_FOLLOW = _switch(_OUTPUT, "--follow", "Follow the run until it ends.")
+_JSON = _switch(_OUTPUT, "--json", "Print one JSON document.")
 
 _JOB_FLAGS = {
     "nodes": "--nodes",
@@ -84,38 +103,38 @@ _JOB_FLAGS = {
 
 
 @app.command(
-    epilog="llmctl submit [OPTIONS] -- COMMAND... runs COMMAND once on every node instead of the trainer.",
+    epilog="llmctl submit [OPTIONS] -- COMMAND [ARGS] runs COMMAND once on every node instead of the trainer.",
     context_settings={"allow_extra_args": True},
 )
 def submit(
     ctx: typer.Context,
     config: str | None = _CONFIG,
+    example: bool = _EXAMPLE,
+    hf: str | None = _HF,
+    data: list[str] | None = _DATA,
+    settings: list[str] | None = _SETTINGS,
+    script_arguments: list[str] | None = _SCRIPT_ARGUMENTS,
+    torchrun: bool = _TORCHRUN,
     cluster: str | None = _CLUSTER,
+    resource_type: str | None = _RESOURCE_TYPE,
+    queue: str | None = _QUEUE,
+    group: str | None = _GROUP,
+    reservation: str | None = _RESERVATION,
+    exclude: str | None = _EXCLUDE,
+    priority: int | None = _PRIORITY,
     nodes: int | None = _NODES,
     gpus_per_node: int | None = _GPUS_PER_NODE,
     time: str | None = _TIME,
-    name: str | None = _NAME,
-    group: str | None = _GROUP,
-    resource_type: str | None = _RESOURCE_TYPE,
-    queue: str | None = _QUEUE,
-    reservation: str | None = _RESERVATION,
-    priority: int | None = _PRIORITY,
-    exclude: str | None = _EXCLUDE,
     after: str | None = _AFTER,
     container: str | None = _CONTAINER,
     mounts: list[str] | None = _MOUNTS,
     launcher: str | None = _LAUNCHER,
-    settings: list[str] | None = _SETTINGS,
     env: list[str] | None = _ENV,
     secrets: list[str] | None = _SECRETS,
-    script_arguments: list[str] | None = _SCRIPT_ARGUMENTS,
-    torchrun: bool = _TORCHRUN,
-    example: bool = _EXAMPLE,
-    hf: str | None = _HF,
-    data: list[str] | None = _DATA,
-    run_id: str | None = _RUN_ID,
     installed: bool = _INSTALLED,
     template: str | None = _TEMPLATE,
+    name: str | None = _NAME,
+    run_id: str | None = _RUN_ID,
     dry_run: bool = _DRY_RUN,
     show_script: bool = _SHOW_SCRIPT,
     follow: bool = _FOLLOW,

@@ -53,7 +53,7 @@ def main(
     speaks = launch.rank == 0
     if not arguments or arguments[0] in ("-h", "--help"):
         if speaks:
-            print("usage: python -m trainer pretrain --config FILE [--flag value ...]\n\nFlags, each a config key:")
+            print("Usage: python -m trainer pretrain --config FILE [--FLAG VALUE]...\n\nFlags, each a config key:")
             print("\n".join(f"  --{flag:40} {key}" for flag, key in flag_keys().items()))
         return 0
     command_line = CommandLine()

@@ -8,11 +8,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from trainer.config.help.of_parser import page_of
+from trainer.config.help.page import page_width, plain_text
+
 _USAGE = 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that reports an error in one line without the usage; exit code 2."""
+    """Parser that reports an error in one line without the usage; exit code 2. Its help is a page like llmctl's."""
+
+    def format_help(self) -> str:
+        """The page as plain text."""
+        return plain_text(page_of(self), page_width()) + "\n"
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on standard error and exit with code 2."""

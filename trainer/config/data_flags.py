@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import get_args
 
 from trainer.config.command_parser import CommandParser, Refused, WithoutEffect
+from trainer.config.help.of_parser import WITHOUT_EFFECT as WITHOUT_EFFECT_TITLE
 from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_MESSAGE, REFUSED, WITHOUT_EFFECT, TokenizerType
 
 TOKENIZER_TYPES: tuple[str, ...] = get_args(TokenizerType)
-_INFERRED = "default: inferred from the files"
+_INFERRED = "Default: inferred from the files."
 _PADDED = "the training config pads the vocabulary"
 _IGNORED = (
     "use-gigatoken",
@@ -39,10 +40,10 @@ _NO_TRIALS = (
 )
 _ALL_DOCUMENTS = "all documents are prepared; leave the flag out, or cut the input: head -n N in.jsonl >less.jsonl"
 _INPUT = (
-    "files, quoted patterns or folders: .jsonl, .json and .ndjson with a document per line, .parquet with a document "
-    "per row, any other file as plain text; also compressed as .gz, .zst, .bz2 or .xz"
+    "Files, quoted patterns or folders: .jsonl, .json and .ndjson with a document per line, .parquet with a document "
+    "per row, any other file as plain text; also compressed as .gz, .zst, .bz2 or .xz."
 )
-_DATASETS = "prefixes of indexed datasets, their .bin or .idx files, or folders of them"
+_DATASETS = "Prefixes of indexed datasets, their .bin or .idx files, or folders of them."
 _Values = int | str
 """argparse's nargs of a repeatable flag: 1, or "+" as in Megatron-LM's scripts."""
 
@@ -68,36 +69,45 @@ def parser_of(command: str, several: _Values = 1) -> CommandParser:
     """Parser of one command: prepare, inspect or merge."""
     add, description = _COMMANDS[command]
     metavar, text = ("PATH", _DATASETS) if command in ("inspect", "merge") else ("INPUT", _INPUT)
-    parser = CommandParser(prog=f"llmctl data {command}", description=description, allow_abbrev=False, add_help=False)
+    parser = CommandParser(prog=f"llmctl data {command}", description=description, allow_abbrev=False)
     parser.add_argument("paths", nargs="*", metavar=metavar, help=text)
-    parser.add_argument("--input", nargs="+", default=[], action="extend", metavar="PATH", help="further inputs")
+    parser.add_argument("--input", nargs="+", default=[], action="extend", metavar="PATH", help="Further inputs.")
     add(parser, several)
     return parser
 
 
 def _add_prepare(parser: argparse.ArgumentParser, several: _Values) -> None:
     parser.add_argument(
-        "--output", "--output-prefix", dest="output_prefix", required=True, metavar="PREFIX", help="of the datasets"
+        "--output",
+        "--output-prefix",
+        dest="output_prefix",
+        required=True,
+        metavar="PREFIX",
+        help="Prefix of the datasets to write.",
     )
     _add_keys(parser, several)
     parser.add_argument(
-        "--text-document", choices=["file", "paragraph", "line"], help="one document of plain text (default file)"
+        "--text-document", choices=["file", "paragraph", "line"], help="One document of plain text. Default: file."
     )
-    parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
+    parser.add_argument("--append-eod", action="store_true", help="End each document with the end-of-document token.")
     parser.add_argument(
-        "--split-sentences", action="store_true", help="make each sentence a sequence, as BERT and T5 need"
+        "--split-sentences", action="store_true", help="Make each sentence a sequence, as BERT and T5 need."
     )
-    parser.add_argument("--keep-newlines", action="store_true", help="keep the white space after sentences")
-    parser.add_argument("--on-error", choices=["stop", "skip"], default="stop", help="at an invalid document")
-    parser.add_argument("--restart", action="store_true", help="discard the work of an unfinished run")
-    parser.add_argument("--workers", type=_count, metavar="N", help="processes per node (default: its CPUs)")
-    parser.add_argument("--log-interval", type=int, default=1, metavar="N", help="documents between progress lines")
+    parser.add_argument("--keep-newlines", action="store_true", help="Keep the white space after sentences.")
+    parser.add_argument(
+        "--on-error", choices=["stop", "skip"], default="stop", help="Action at an invalid document. Default: stop."
+    )
+    parser.add_argument("--restart", action="store_true", help="Discard the work of an unfinished run.")
+    parser.add_argument("--workers", type=_count, metavar="N", help="Processes per node. Default: its CPUs.")
+    parser.add_argument(
+        "--log-interval", type=int, default=1, metavar="N", help="Documents between progress lines. Default: 1."
+    )
     # Set by llmctl for the nodes of a job.
     parser.add_argument("--nodes", type=_count, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--node", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--attempt", default="", help=argparse.SUPPRESS)
     _add_check(parser)
-    accepted = parser.add_argument_group("accepted and without effect")
+    accepted = parser.add_argument_group(WITHOUT_EFFECT_TITLE)
     accepted.add_argument("--partitions", type=_count, metavar="N", help="inputs are always divided over the workers")
     accepted.add_argument("--keep-sequential-samples", action="store_true", help="the order is always kept")
     accepted.add_argument("--lang", metavar="NAME", help="one set of sentence rules covers all languages")
@@ -112,18 +122,21 @@ def _add_prepare(parser: argparse.ArgumentParser, several: _Values) -> None:
 
 
 def _add_inspect(parser: argparse.ArgumentParser, several: _Values) -> None:
-    parser.add_argument(
-        "--samples", type=_number, default=3, metavar="N", help="number of documents to show (default 3)"
-    )
-    parser.add_argument("--verify", action="store_true", help="read every token and compare the checksums")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--samples", type=_number, default=3, metavar="N", help="Documents to show. Default: 3.")
+    parser.add_argument("--verify", action="store_true", help="Read every token and compare the checksums.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document.")
     add_tokenizer_flags(parser, several)
 
 
 def _add_merge(parser: argparse.ArgumentParser, several: _Values) -> None:
     del several
     parser.add_argument(
-        "--output", "--output-prefix", dest="output_prefix", required=True, metavar="PREFIX", help="dataset to write"
+        "--output",
+        "--output-prefix",
+        dest="output_prefix",
+        required=True,
+        metavar="PREFIX",
+        help="Prefix of the dataset to write.",
     )
     parser.add_argument(
         "--multimodal", action=Refused, const="multimodal datasets are not supported; leave the flag out"
@@ -155,7 +168,7 @@ def _add_keys(parser: argparse.ArgumentParser, several: _Values) -> None:
         default=[],
         action="extend",
         metavar="KEY",
-        help="JSON key or table column of the text (default text); repeatable",
+        help="JSON key or table column of the text. Repeatable. Default: text.",
     )
 
 
@@ -166,22 +179,22 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 def add_tokenizer_flags(parser: argparse.ArgumentParser, several: _Values = "+") -> None:
     """Add the tokenizer flags to ``parser``, under Megatron-LM's names."""
-    group = parser.add_argument_group("tokenizer")
+    group = parser.add_argument_group("Tokenizer")
     group.add_argument(
-        "--tokenizer-type", type=_type, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}; {_INFERRED}"
+        "--tokenizer-type", type=_type, metavar="TYPE", help=f"{', '.join(TOKENIZER_TYPES)}. {_INFERRED}"
     )
     group.add_argument(
         "--tokenizer-model",
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="tokenizer.json, SentencePiece .model, .tiktoken ranks, or a folder with a tokenizer's files",
+        help="File tokenizer.json, SentencePiece .model or .tiktoken ranks, or a folder with a tokenizer's files.",
     )
-    group.add_argument("--vocab-file", type=Path, metavar="FILE", help="vocab.json (GPT-2) or vocab.txt (BERT)")
-    group.add_argument("--merge-file", type=Path, metavar="FILE", help="merges.txt (GPT-2)")
-    group.add_argument("--vocab-size", type=int, metavar="N", help="NullTokenizer: number of token ids")
+    group.add_argument("--vocab-file", type=Path, metavar="FILE", help="File vocab.json (GPT-2) or vocab.txt (BERT).")
+    group.add_argument("--merge-file", type=Path, metavar="FILE", help="File merges.txt (GPT-2).")
+    group.add_argument("--vocab-size", type=int, metavar="N", help="NullTokenizer: number of token ids.")
     group.add_argument(
-        "--vocab-extra-ids", type=_number, default=0, metavar="N", help="T5: number of <extra_id_i> tokens"
+        "--vocab-extra-ids", type=_number, default=0, metavar="N", help="T5: number of <extra_id_i> tokens. Default: 0."
     )
     group.add_argument(
         "--tokenizer-special-tokens",
@@ -191,36 +204,38 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser, several: _Values = "+")
         default=[],
         action="extend",
         metavar="NAME",
-        help="special tokens to append to the vocabulary; repeatable",
+        help="Special token to append to the vocabulary. Repeatable.",
     )
     group.add_argument(
-        "--tiktoken-pattern", metavar="PATTERN", help="r50k, p50k, cl100k, o200k, v1, v2 or a regular expression"
+        "--tiktoken-pattern",
+        metavar="PATTERN",
+        help="Split pattern: r50k, p50k, cl100k, o200k, v1, v2 or a regular expression.",
     )
     group.add_argument(
         "--tiktoken-num-special-tokens",
         type=_number,
         default=1000,
         metavar="N",
-        help="ids reserved before the first rank of a JSON vocabulary",
+        help="Ids reserved before the first rank of a JSON vocabulary. Default: 1000.",
     )
     group.add_argument(
         "--tokenizer-hf-include-special-tokens",
         action="store_true",
-        help="add a tokenizer.json's special tokens around a text and recognise them in it; Megatron-LM's default",
+        help="Add a tokenizer.json's special tokens around a text and recognise them in it: Megatron-LM's default.",
     )
     group.add_argument(
         "--tokenizer-hf-no-include-special-tokens",
         dest="tokenizer_hf_include_special_tokens",
         action="store_false",
-        help="never add or recognise special tokens: the default",
+        help="Never add or recognise special tokens: the default.",
     )
-    group.add_argument("--eod-token", metavar="NAME", help="token that ends a document; default: inferred")
+    group.add_argument("--eod-token", metavar="NAME", help="Token that ends a document. Default: inferred.")
     _add_megatrons(parser)
 
 
 def _add_megatrons(parser: argparse.ArgumentParser) -> None:
     """Add Megatron-LM's flags that are accepted without effect or refused."""
-    accepted = parser.add_argument_group("tokenizer: accepted and without effect")
+    accepted = parser.add_argument_group(WITHOUT_EFFECT_TITLE)
     for name in _IGNORED:
         flag = WITHOUT_EFFECT[name]
         accepted.add_argument(f"--{name}", action=WithoutEffect, nargs=flag.values, help=flag.reason)

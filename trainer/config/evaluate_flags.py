@@ -37,22 +37,22 @@ def parser_of(program: str = PROGRAM) -> CommandParser:
         description="Loss and perplexity of a trained model on a split of its run's data or of --data-path; or, with "
         "--tasks, metrics of lm-evaluation-harness.",
         allow_abbrev=False,
-        # llmctl shows the help itself.
-        add_help=program != PROGRAM,
     )
     add_source(parser)
-    parser.add_argument("--split", choices=["train", "valid", "test"], default="valid")
-    parser.add_argument("--data-path", metavar="PREFIX", help="an indexed dataset (.bin and .idx); default: the run's")
-    parser.add_argument("--data-split", metavar="SHARES", help="shares of train, valid, test; default: the run's")
-    parser.add_argument("--max-tokens", type=number(int, 1), metavar="N", help="evaluate only the first N tokens")
     parser.add_argument(
-        "--tasks", metavar="NAME|FILE[,..]", help="tasks of lm-evaluation-harness: names, or .yaml files of your own"
+        "--split", choices=["train", "valid", "test"], default="valid", help="Split to evaluate. Default: valid."
     )
-    parser.add_argument("--limit", type=number(int, 1), metavar="N", help="evaluate only the first N items of a task")
-    parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="tokenizer file or folder; default: the model's")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--data-path", metavar="PREFIX", help="Indexed dataset (.bin and .idx). Default: the run's.")
+    parser.add_argument("--data-split", metavar="SHARES", help="Shares of train, valid and test. Default: the run's.")
+    parser.add_argument("--max-tokens", type=number(int, 1), metavar="N", help="Evaluate only the first N tokens.")
     parser.add_argument(
-        "--check", action="store_true", help="check model, data, tasks and layout, and evaluate nothing"
+        "--tasks", metavar="NAME|FILE[,..]", help="Tasks of lm-evaluation-harness: names, or .yaml files of your own."
     )
+    parser.add_argument("--limit", type=number(int, 1), metavar="N", help="Evaluate only the first N items of a task.")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="Tokenizer file or folder. Default: the model's."
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+    parser.add_argument("--check", action="store_true", help="Check model, data, tasks and layout; evaluate nothing.")
     add_layout(parser)
     return parser

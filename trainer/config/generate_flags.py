@@ -39,47 +39,53 @@ def parser_of(program: str = PROGRAM) -> CommandParser:
         prog=program,
         description="Continue prompts with a trained model, whatever layout wrote it.",
         allow_abbrev=False,
-        # llmctl shows the help itself.
-        add_help=program != PROGRAM,
     )
     add_source(parser)
-    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="text to continue; repeatable")
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="Text to continue. Repeatable.")
     parser.add_argument(
-        "--prompt-file", metavar="FILE", help='one prompt per line; in a .jsonl file {"prompt": TEXT} per line'
+        "--prompt-file",
+        metavar="FILE",
+        help='File with a prompt per line; in a .jsonl file, {"prompt": TEXT} per line.',
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="tokenizer file or folder; default: the model's")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="Tokenizer file or folder. Default: the model's."
+    )
     parser.add_argument(
         *("--max-tokens", "--max-new-tokens"),
         dest="max_new_tokens",
         type=number(int, 0),
         default=100,
         metavar="N",
-        help="most new tokens per prompt (default 100)",
+        help="Most new tokens per prompt. Default: 100.",
     )
     parser.add_argument(
         "--temperature",
         type=number(float, 0),
         default=1.0,
         metavar="T",
-        help="divisor of the logits (default 1); 0 takes the most likely token each time",
+        help="Divisor of the logits; 0 takes the most likely token each time. Default: 1.",
     )
     parser.add_argument(
-        "--top-k", type=number(int, 0), default=0, metavar="K", help="draw from the K most likely; 0 (default): all"
+        "--top-k",
+        type=number(int, 0),
+        default=0,
+        metavar="K",
+        help="Draw from the K most likely tokens; 0: all. Default: 0.",
     )
     parser.add_argument(
         "--top-p",
         type=_share,
         default=1.0,
         metavar="P",
-        help="draw from the fewest tokens with probability P together; 1 (default): all",
+        help="Draw from the fewest tokens with probability P together; 1: all. Default: 1.",
     )
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    parser.add_argument("--seed", type=int, default=1234, metavar="N", help="of the draws (default 1234)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="End before this text. Repeatable.")
+    parser.add_argument("--seed", type=int, default=1234, metavar="N", help="Seed of the draws. Default: 1234.")
     parser.add_argument(
-        "--batch-size", type=number(int, 1), default=16, metavar="N", help="prompts at a time (default 16)"
+        "--batch-size", type=number(int, 1), default=16, metavar="N", help="Prompts at a time. Default: 16."
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document per prompt instead of text")
-    parser.add_argument("--check", action="store_true", help="check model, prompts and layout, and generate nothing")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document per prompt instead of text.")
+    parser.add_argument("--check", action="store_true", help="Check model, prompts and layout; generate nothing.")
     add_layout(parser)
     return parser
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 SOURCE = (
-    "run directory, folder of checkpoints, iter_*, or Hugging Face folder; for llmctl also a run (id, name, job id)"
+    "Run directory, folder of checkpoints, iter_*, or Hugging Face folder; for llmctl also a run (id, name or job id)."
 )
 LAYOUT = ("--tensor-parallel", "--pipeline-parallel", "--expert-parallel")
 """The flags of the layout, which take a value."""
@@ -29,7 +29,7 @@ def take_source(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 def add_layout(parser: argparse.ArgumentParser) -> None:
     """Add the sizes of the layout."""
     for flag, what in zip(LAYOUT, ("each layer", "the layers", "the experts"), strict=True):
-        parser.add_argument(flag, type=number(int, 1), default=1, metavar="N", help=f"divide {what} over N ranks")
+        parser.add_argument(flag, type=number(int, 1), default=1, metavar="N", help=f"Divide {what} over N ranks.")
 
 
 def number(kind: Callable[[str], float], smallest: int) -> Callable[[str], float]:

@@ -4,13 +4,16 @@ The trainer does the work. Its flags are declared in trainer.config.checkpoint_f
 that a run becomes the folder of its checkpoints.
 """
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import typer.core
 
 from llmctl.cli.completion import complete_cluster
+from llmctl.cli.trainer.trainer_job import TrainerCommand
 from llmctl.context import Context
+
+if TYPE_CHECKING:
+    from trainer.config.command_parser import CommandParser
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -26,15 +29,14 @@ _Cluster = Annotated[
 _PASSING_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-class CheckpointCommand(typer.core.TyperCommand):
-    """Parses --cluster and passes all other flags to the trainer."""
+class CheckpointCommand(TrainerCommand):
+    """Its help begins with the trainer's flags."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the trainer's help, then the option of llmctl."""
+    def trainer_parser(self) -> "CommandParser":
+        """See TrainerCommand."""
         from trainer.config.checkpoint_flags import parser_of
 
-        formatter.write(parser_of(str(self.name)).format_help())
-        self.format_options(ctx, formatter)
+        return parser_of(str(self.name))
 
 
 @app.callback()

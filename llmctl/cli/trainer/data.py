@@ -3,10 +3,9 @@
 The trainer does the work. Its flags are declared in trainer.config.data_flags and passed on unchanged.
 """
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import typer.core
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.trainer.trainer_job import (
@@ -21,10 +20,14 @@ from llmctl.cli.trainer.trainer_job import (
     ResourceType,
     ShowScript,
     Time,
+    TrainerCommand,
     start,
     value,
 )
 from llmctl.context import Context
+
+if TYPE_CHECKING:
+    from trainer.config.command_parser import CommandParser
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -35,15 +38,14 @@ _CLUSTER = Annotated[
 _PASSING_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-class DataCommand(typer.core.TyperCommand):
-    """Parses the flags of its job and passes all other flags to the trainer."""
+class DataCommand(TrainerCommand):
+    """Its help begins with the trainer's flags."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the trainer's help, then the job's flags."""
+    def trainer_parser(self) -> "CommandParser":
+        """See TrainerCommand."""
         from trainer.config.data_flags import parser_of
 
-        formatter.write(parser_of(str(self.name)).format_help())
-        self.format_options(ctx, formatter)
+        return parser_of(str(self.name))
 
 
 @app.callback()
@@ -57,7 +59,7 @@ def prepare(
     cluster: Cluster = None,
     nodes: Annotated[int | None, value("N", "Nodes that share the work.", min=1)] = None,
     time: Time = None,
-    name: Annotated[str | None, value("N", "Name of the run. Default: prepare.")] = None,
+    name: Annotated[str | None, value("NAME", "Name of the run. Default: prepare.")] = None,
     group: Group = None,
     resource_type: ResourceType = None,
     queue: Queue = None,

@@ -4,7 +4,7 @@ The trainer does the work. Its flags are declared in trainer.config.evaluate_fla
 a run becomes the folder of its checkpoints.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,17 +23,20 @@ from llmctl.cli.trainer.trainer_job import (
     value,
 )
 
+if TYPE_CHECKING:
+    from trainer.config.command_parser import CommandParser
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class EvaluateCommand(TrainerCommand):
     """Its help begins with the trainer's flags."""
 
-    def trainer_help(self) -> str:
+    def trainer_parser(self) -> "CommandParser":
         """See TrainerCommand."""
         from trainer.config.evaluate_flags import parser_of
 
-        return parser_of().format_help()
+        return parser_of()
 
 
 @app.command(cls=EvaluateCommand, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -41,9 +44,9 @@ def evaluate(
     ctx: typer.Context,
     cluster: Cluster = None,
     time: Time = None,
-    name: Annotated[str | None, value("N", "Name of the run. Default: evaluate.")] = None,
+    name: Annotated[str | None, value("NAME", "Name of the run. Default: evaluate.")] = None,
     group: Group = None,
-    resource_type: Annotated[str | None, value("T", "Kind of node.")] = None,
+    resource_type: Annotated[str | None, value("TYPE", "Kind of node.")] = None,
     queue: Queue = None,
     container: Container = None,
     mounts: Mounts = None,

@@ -12,6 +12,7 @@ from llmctl.context import Context
 
 if TYPE_CHECKING:
     from llmctl.operate.trainer_jobs import TrainerWork
+    from trainer.config.command_parser import CommandParser
 
 JOB_FLAGS = {
     "nodes": "--nodes",
@@ -24,27 +25,30 @@ JOB_FLAGS = {
     "mounts": "--mount",
 }
 """Job key, also the name of a command's parameter -> flag."""
+_PANEL = "On a cluster"
 
 
-def value(metavar: str, description: str, **more: Any) -> Any:
-    """Build an option with a value."""
-    return typer.Option(metavar=metavar, help=description, **more)
+def value(metavar: str, description: str, flag: str | None = None, **more: Any) -> Any:
+    """Build an option with a value; without ``flag`` it is called as the parameter."""
+    return typer.Option(
+        *([] if flag is None else [flag]), metavar=metavar, help=description, rich_help_panel=_PANEL, **more
+    )
 
 
 def switch(flag: str, description: str) -> Any:
     """Build an option without a value."""
-    return typer.Option(flag, help=description)
+    return typer.Option(flag, help=description, rich_help_panel=_PANEL)
 
 
 Cluster = Annotated[str | None, value("NAME", "Cluster. Default: as for submit.", autocompletion=complete_cluster)]
 Time = Annotated[str | None, value("H:M:S", "Time limit.")]
-Group = Annotated[str | None, value("G", "Group, project or account to bill.")]
-ResourceType = Annotated[str | None, value("T", "Kind of node. Default: the first kind without GPUs, if there is one.")]
-Queue = Annotated[str | None, value("Q", "Queue or partition.")]
-Container = Annotated[str | None, value("IMAGE", "Container image.")]
-Mounts = Annotated[
-    list[str] | None, typer.Option("--mount", metavar="SRC:DST", help="Folder to mount in the container. Repeatable.")
+Group = Annotated[str | None, value("GROUP", "Group, project or account to bill.")]
+ResourceType = Annotated[
+    str | None, value("TYPE", "Kind of node. Default: the first kind without GPUs, if there is one.")
 ]
+Queue = Annotated[str | None, value("QUEUE", "Queue or partition.")]
+Container = Annotated[str | None, value("IMAGE", "Container image.")]
+Mounts = Annotated[list[str] | None, value("SRC:DST", "Folder to mount in the container. Repeatable.", flag="--mount")]
 DryRun = Annotated[bool, switch("--dry-run", "Show the plan of the job; submit nothing.")]
 ShowScript = Annotated[bool, switch("--show-script", "Print script and submit command; submit nothing.")]
 Follow = Annotated[bool, switch("--follow", "Follow the run until it ends.")]
@@ -73,13 +77,8 @@ class TrainerCommand(typer.core.TyperCommand):
     """Parses the flags of its job and passes all other flags to the trainer."""
 
     @abstractmethod
-    def trainer_help(self) -> str:
-        """Help on the trainer's flags."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the trainer's help, then the job's flags."""
-        formatter.write(self.trainer_help())
-        self.format_options(ctx, formatter)
+    def trainer_parser(self) -> "CommandParser":
+        """Parser of the trainer's flags, whose help comes before that of the job's flags."""
 
 
 def start_with_model(

@@ -59,7 +59,7 @@ def test_wrong_flags_are_an_error_and_start_nothing(login_node, capsys, words, s
 def test_help_shows_the_flags_of_the_trainer_and_of_llmctl(capsys, command, flag):
     assert main([*command.split(), "--help"]) == 0
     output = capsys.readouterr().out
-    assert output.startswith(f"usage: llmctl {command} ")
+    assert output.startswith(f"Usage: llmctl {command} ")
     assert flag in output and "--cluster NAME" in output
 
 

@@ -84,7 +84,7 @@ def test_a_shell_and_a_command_that_names_it_have_the_trainer_of_jobs():
     argv = [*LLMCTL, "interactive"]
     done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert f"/runs/.llmctl-{os.geteuid()}/code/" in done.stdout.rpartition(":")[2]
-    assert "usage: python -m trainer" in output_of("--", "python", "-m", "trainer", "--help")
+    assert "Usage: python -m trainer" in output_of("--", "python", "-m", "trainer", "--help")
     assert "/runs/" not in output_of("--", "bash", "-c", "echo $PYTHONPATH")
 
 

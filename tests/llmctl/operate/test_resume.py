@@ -95,7 +95,7 @@ def test_work_of_version_0_2_0_finds_its_trainer_again(home, capsys):
     for attempt in ("2", "3"):
         assert main(["resume", "old"]) == 0
         wait_until_ended(run_dir, int(attempt))
-        assert "usage: python -m trainer" in (run_dir / "attempts" / attempt / "node-00000.log").read_text()
+        assert "Usage: python -m trainer" in (run_dir / "attempts" / attempt / "node-00000.log").read_text()
 
 
 def test_a_run_does_not_continue_with_other_code(home, capsys):

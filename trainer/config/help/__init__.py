@@ -1,0 +1,1 @@
+"""Help pages: their parts, their layout and their plain text."""
