@@ -18,3 +18,15 @@ def clock(seconds: float) -> str:
     """``0:01:42``, hours unbounded."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def short_duration(seconds: float) -> str:
+    """``45s``, ``3m05s``, ``2h10m``, ``3d04h``: for tables; two units at most, never negative."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60:02d}m"
+    return f"{whole // 86400}d{whole // 3600 % 24:02d}h"

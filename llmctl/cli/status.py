@@ -1,7 +1,8 @@
 """``llmctl status``: the state of runs, for people, pipes and programs."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,17 +11,18 @@ import typer
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import is_for_people, print_json, rich_console
 from llmctl.context import Context, say
-from llmctl.durations import clock, duration_text
+from llmctl.durations import short_duration
 from llmctl.errors import SchedulerError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.survey import RunSurvey, has_finished
 from llmctl.runs.index import IndexEntry
+from llmctl.runs.number_text import iteration_time_text, loss_text, memory_text, rate_text, sparkline
 from llmctl.runs.scheduler_query import INTERVAL_S
 from llmctl.runs.view import RunView
 from llmctl.terminal_text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
 RECENT = 10
 """Number of finished runs shown without --all."""
@@ -61,7 +63,7 @@ def status(
 ) -> None:
     """Show runs: state, iteration, loss, tokens/s, MFU, time left, age of the metrics.
 
-    Without RUN: all runs that have not ended, and the latest that have.
+    Without RUN: all runs that have not ended, and the latest that have. With one RUN: also its recent past.
     """
     if watch and as_json:
         raise UsageError("--watch: --json prints only one document; leave out one of the two")
@@ -69,13 +71,13 @@ def status(
     entries, more = _select(context, runs or [], cluster, every)
     survey = RunSurvey(context, interval_s=INTERVAL_S if watch else 0.0)
     if watch:
-        _watch(survey, entries, remember=not runs)
+        _watch(survey, entries, is_named=bool(runs))
     else:
         views = survey.look(entries, remember=not runs)
         if as_json:
             print_json({"runs": [_document(*pair) for pair in zip(views, entries, strict=True)], "more": more})
         else:
-            _show(views)
+            _show(views, is_named=bool(runs))
         if not entries and not as_json:
             say("no runs yet: llmctl submit starts one; llmctl status --cluster NAME searches for older ones")
     if more and not as_json:
@@ -118,12 +120,50 @@ def _cells(view: RunView) -> list[str]:
         view.state.value,
         str(view.attempt) if view.attempt is not None else "-",
         f"{view.iteration}{total}" if view.iteration is not None else f"-{total}",
-        f"{view.loss:.4f}" if view.loss is not None else "-",
-        f"{view.tokens_per_s:,.0f}" if view.tokens_per_s is not None else "-",
+        loss_text(view.loss) if view.loss is not None else "-",
+        rate_text(view.tokens_per_s) if view.tokens_per_s is not None else "-",
         f"{100 * view.mfu:.1f}%" if view.mfu is not None else "-",
-        clock(view.eta_s) if view.eta_s is not None else "-",
-        duration_text(view.metrics_age_s) if view.metrics_age_s is not None else "-",
+        short_duration(view.eta_s) if view.eta_s is not None else "-",
+        short_duration(view.metrics_age_s) if view.metrics_age_s is not None else "-",
     ]
+
+
+def _detail(view: RunView) -> str:
+    """The reason without the words that stand in the columns already."""
+    if view.detail == f"{view.state} at iteration {view.iteration}":
+        return ""
+    words = view.detail.removeprefix(view.state.value)
+    return words.lstrip(" ;:,") if words[:1] in (" ", ";", ":", ",") else view.detail
+
+
+def _page(view: RunView, encoding: str | None) -> list[str]:
+    """Lines about one run: what it does now, its pace, and the recent past of its metrics."""
+    return [f"{name:<12}{text}" for name, text in _page_rows(view, encoding)]
+
+
+def _page_rows(view: RunView, encoding: str | None) -> Iterator[tuple[str, str]]:
+    if view.phase is not None and view.phase != view.detail:
+        yield "phase", printable(view.phase)
+    pace = [f"{iteration_time_text(view.iteration_time_s)} per iteration"] if view.iteration_time_s is not None else []
+    left = [f"{short_duration(view.eta_s)} left"] if view.eta_s is not None else []
+    if pace:
+        yield "rate", ", ".join([*pace, *left])
+    recent = view.recent
+    if recent is None:
+        return
+    trends = {
+        "loss": (recent.loss, loss_text, "from {first} to {last}"),
+        "tokens/s": (recent.tokens_per_s, rate_text, "{low} to {high}"),
+        "memory": (recent.peak_memory_bytes, memory_text, "{low} to {high}"),
+    }
+    lines = {name: sparkline(values, encoding=encoding) for name, (values, _, _) in trends.items()}
+    if any(lines.values()):
+        yield "iterations", f"{recent.first_iteration} to {recent.iteration[-1]}"
+    for name, (values, text, form) in trends.items():
+        known = [value for value in values if value is not None]
+        if lines[name]:
+            ends = {"first": known[0], "last": known[-1], "low": min(known), "high": max(known)}
+            yield name, f"{lines[name]}  " + form.format(**{key: text(value) for key, value in ends.items()})
 
 
 def _reason(view: RunView, words: str, *, is_alone: bool) -> str:
@@ -134,23 +174,25 @@ def _reason(view: RunView, words: str, *, is_alone: bool) -> str:
     return f"{line[:DETAIL_WIDTH].rstrip()}... (all of it: llmctl status {printable(view.run_id)})"
 
 
-def _show(views: Sequence[RunView]) -> None:
+def _show(views: Sequence[RunView], *, is_named: bool) -> None:
     if not views:
         return
     if is_for_people():
         console = rich_console()
-        console.print(_table(views, console.width))
+        console.print(_table(views, console, is_named=is_named))
         return
     is_alone = len(views) == 1
-    reasons = [_reason(view, view.detail, is_alone=is_alone) for view in views]
+    reasons = [_reason(view, _detail(view), is_alone=is_alone) for view in views]
     rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), why or "-"] for view, why in zip(views, reasons, strict=True))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+    for line in _page(views[0], sys.stdout.encoding) if is_named and is_alone else ():
+        print(line)
 
 
-def _table(views: Sequence[RunView], width: int) -> "Group":
-    """Table of the short values, for a terminal. Details follow below, one line per run."""
+def _table(views: Sequence[RunView], console: "Console", *, is_named: bool) -> "Group":
+    """Table of the short values, for a terminal. Details follow below, one line per run; the page of one run last."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -161,7 +203,7 @@ def _table(views: Sequence[RunView], width: int) -> "Group":
     if len({view.cluster for view in views}) < 2:
         empty.add(COLUMNS.index("CLUSTER"))
     shown = [number for number in range(len(COLUMNS)) if number not in empty]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if width >= WIDE else 1, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if console.width >= WIDE else 1, 0, 0))
     for number in shown:
         right = number >= COLUMNS.index("ITERATION")
         table.add_column(COLUMNS[number], justify="right" if right else "left", no_wrap=True)
@@ -171,28 +213,29 @@ def _table(views: Sequence[RunView], width: int) -> "Group":
         table.add_row(*(cells[number] for number in shown))
     details = []
     for view in views:
-        if view.detail:
+        if _detail(view):
             words = Text(_reason(view, view.summary, is_alone=len(views) == 1))
             words.stylize(COLOURS.get(view.state, "red"), 0, len(view.state.value))
             details.append(Text.assemble((printable(view.run_id), "bold"), " ", words))
-    return Group(table, *details)
+    page = _page(views[0], console.encoding) if is_named and len(views) == 1 else ()
+    return Group(table, *details, *map(Text, page))
 
 
-def _watch(survey: RunSurvey, entries: Sequence[IndexEntry], *, remember: bool) -> None:
-    views = survey.look(entries, remember=remember)
+def _watch(survey: RunSurvey, entries: Sequence[IndexEntry], *, is_named: bool) -> None:
+    views = survey.look(entries, remember=not is_named)
     if not is_for_people():
-        _show(views)
+        _show(views, is_named=is_named)
         while not all(view.state.is_finished for view in views):
             print(flush=True)
             time.sleep(WATCH_INTERVAL_S)
-            views = survey.look(entries, remember=remember)
-            _show(views)
+            views = survey.look(entries, remember=not is_named)
+            _show(views, is_named=is_named)
         return
     from rich.live import Live
 
     console = rich_console()
-    with Live(_table(views, console.width), console=console, auto_refresh=False) as live:
+    with Live(_table(views, console, is_named=is_named), console=console, auto_refresh=False) as live:
         while not all(view.state.is_finished for view in views):
             time.sleep(WATCH_INTERVAL_S)
-            views = survey.look(entries, remember=remember)
-            live.update(_table(views, console.width), refresh=True)
+            views = survey.look(entries, remember=not is_named)
+            live.update(_table(views, console, is_named=is_named), refresh=True)

@@ -8,8 +8,9 @@ from typing import Protocol, TextIO
 
 from typing_extensions import Self
 
-from llmctl.durations import clock
+from llmctl.durations import short_duration
 from llmctl.runs.metrics import MetricsTable, Row, number
+from llmctl.runs.number_text import loss_text, rate_text
 from llmctl.terminal_text import printable
 
 _STEP = re.compile(r"\d+/\d+  loss ")
@@ -133,7 +134,7 @@ class TerminalOutput(PlainOutput):
 
 
 def progress_text(row: Row, train_iters: int | None, iteration_time_s: float | None) -> str:
-    """Known parts of ``120/600 | loss 4.1234 | 5,123 tokens/s | ETA 0:01:42``.
+    """Known parts of ``120/600 | loss 4.123 | 5.12k tokens/s | ETA 1m42s``.
 
     Args:
         row: the newest row of metrics.
@@ -143,11 +144,11 @@ def progress_text(row: Row, train_iters: int | None, iteration_time_s: float | N
     parts = [f"{row['iteration']}/{train_iters}" if train_iters is not None else f"{row['iteration']}"]
     loss, tokens_per_s = number(row, "lm_loss"), number(row, "tokens_per_s")
     if loss is not None:
-        parts.append(f"loss {loss:.4f}")
+        parts.append(f"loss {loss_text(loss)}")
     if tokens_per_s is not None:
-        parts.append(f"{tokens_per_s:,.0f} tokens/s")
+        parts.append(f"{rate_text(tokens_per_s)} tokens/s")
     if train_iters is not None and iteration_time_s is not None:
-        parts.append(f"ETA {clock((train_iters - row['iteration']) * iteration_time_s)}")
+        parts.append(f"ETA {short_duration((train_iters - row['iteration']) * iteration_time_s)}")
     return " | ".join(parts)
 
 

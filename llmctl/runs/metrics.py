@@ -7,6 +7,7 @@ does not count.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -145,9 +146,10 @@ def _first_whole_line(part: FilePart) -> int:
 
 
 def number(row: Row, key: str) -> float | None:
-    """A number of a row; None if the key is absent or its value is not a number (null, or text such as NaN)."""
+    """A finite number of a row; None if the key is absent or its value is another one (null, NaN, text)."""
     value = row.get(key)
     try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:
         return None
+    return found if math.isfinite(found) else None

@@ -156,7 +156,7 @@ def _builds(beat: Heartbeat) -> bool:
     return beat.phase.startswith(KERNEL_BUILD) and beat.phase.endswith("%")
 
 
-def _build_progress(heartbeats: Sequence[Heartbeat]) -> str:
+def build_progress(heartbeats: Sequence[Heartbeat]) -> str:
     """``building the kernels 40%``, of the rank that is furthest from the end; empty if no rank builds."""
     phases = [beat.phase for beat in heartbeats if _builds(beat)]
     return min(phases, key=lambda phase: int(phase.split()[-1].rstrip("%")), default="")
@@ -254,7 +254,7 @@ def _living(facts: RunFacts, job: JobAnswer) -> Verdict:
     if error is not None:
         return Verdict(job.state, f"ending: {error.summary()}")
     lag = lagging_ranks(facts.attempt.heartbeats, _read_at(facts), facts.iteration_time_s)
-    return Verdict(job.state, lag or _build_progress(facts.attempt.heartbeats))
+    return Verdict(job.state, lag or build_progress(facts.attempt.heartbeats))
 
 
 def _read_at(facts: RunFacts) -> float:

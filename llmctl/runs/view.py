@@ -6,8 +6,17 @@ from typing import Any
 
 from llmctl.job_state import JobState
 from llmctl.runs.metrics import MetricsTable, number
+from llmctl.runs.recent import RecentMetrics, recent_metrics
 from llmctl.runs.record import RunRecord
-from llmctl.runs.state import RunFacts, decide
+from llmctl.runs.state import RunFacts, build_progress, decide
+
+PHASES = {
+    **dict.fromkeys(("data", "forward and backward", "optimizer", "agreement", "logging"), "training"),
+    "evaluation": "evaluating",
+    "checkpoint": "saving a checkpoint",
+    "export": "writing a Hugging Face folder",
+}
+"""Words for the phases of the training loop, whose parts of a step last too short to show."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,10 @@ class RunView:
         hosts: the nodes of the last attempt, the head node first if known.
         skipped_iterations: fp16 steps skipped for the loss scale, up to that row.
         nan_iterations: steps of other precisions skipped because loss or gradient was not finite, up to that row.
+        phase: what the ranks do now, by the newest heartbeat; only while the run is running.
+        iteration_time_s: median time of an iteration in the last rows.
+        peak_memory_bytes: of that row: largest peak of any rank, allocated on a GPU, resident on the CPU.
+        recent: the recent past of loss, tokens/s and memory; None without a row of metrics.
     """
 
     run_id: str
@@ -67,6 +80,10 @@ class RunView:
     hosts: tuple[str, ...] = ()
     skipped_iterations: int | None = None
     nan_iterations: int | None = None
+    phase: str | None = None
+    iteration_time_s: float | None = None
+    peak_memory_bytes: int | None = None
+    recent: RecentMetrics | None = None
 
     @property
     def summary(self) -> str:
@@ -96,6 +113,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
     has_eta = (
         verdict.state is JobState.RUNNING and pace is not None and iteration is not None and train_iters is not None
     )
+    eta_s = max(0, train_iters - iteration) * pace if has_eta else None
     attempt = facts.attempt
     return RunView(
         run_id=record.run_id,
@@ -112,7 +130,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         loss=number(row, "lm_loss"),
         tokens_per_s=number(row, "tokens_per_s"),
         mfu=number(row, "mfu"),
-        eta_s=max(0, train_iters - iteration) * pace if has_eta else None,
+        eta_s=eta_s if eta_s is not None and math.isfinite(eta_s) else None,
         metrics_age_s=max(0.0, facts.now - written) if written is not None else None,
         started=attempt.started.time if attempt is not None and attempt.started is not None else None,
         ended=verdict.ended,
@@ -125,12 +143,24 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         hosts=_hosts(facts),
         skipped_iterations=_integer(row, "skipped_iterations"),
         nan_iterations=_integer(row, "nan_iterations"),
+        phase=_phase(facts) if verdict.state is JobState.RUNNING else None,
+        iteration_time_s=pace,
+        peak_memory_bytes=_integer(row, "peak_memory_bytes"),
+        recent=recent_metrics(metrics),
     )
 
 
 def owned_by(record: RunRecord) -> str:
     """Words for a run of another user; else empty."""
     return f"a run of {record.owner}" if record.owner else ""
+
+
+def _phase(facts: RunFacts) -> str | None:
+    attempt = facts.attempt
+    newest = attempt.newest_heartbeat if attempt is not None else None
+    if attempt is None or newest is None:
+        return None
+    return build_progress(attempt.heartbeats) or PHASES.get(newest.phase, newest.phase)
 
 
 def _warnings(facts: RunFacts) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def test_json_has_every_field_by_a_stable_name(home, index, job, capsys):
     (seen,) = document["runs"]
     fields = """run_id name cluster state detail attempt nodes iteration train_iters loss tokens_per_s mfu eta_s
         metrics_age_s started ended exit_code run_dir job_ids submission submitted attempts expected_start hosts
-        skipped_iterations nan_iterations"""
+        skipped_iterations nan_iterations phase iteration_time_s peak_memory_bytes recent"""
     assert sorted(seen) == sorted(fields.split())
     assert (seen["state"], seen["iteration"], seen["train_iters"], seen["nodes"]) == ("running", 2, 100, 2)
     assert (seen["run_dir"], seen["job_ids"]) == (str(run.path), [str(job.pid)])
@@ -78,10 +78,10 @@ def test_plain_columns_in_a_pipe(home, index, job, capsys):
         "running",
         "1",
         "41/100",
-        "5.9000",
-        "5,000",
+        "5.900",
+        "5.00k",
         "25.0%",
-        "0:00:30",
+        "30s",
     ]
 
 
@@ -97,6 +97,70 @@ def test_a_table_on_a_terminal_with_the_reason_below(home, index, job, capsys, m
     out = capsys.readouterr().out
     assert "failed" in out
     assert "rank 1 (pp 0, dp 1, tp 0) on n1: RuntimeError: CUDA out of memory" in " ".join(out.split())
+
+
+LOSS_OF_THREE = "loss        █▅▁  from 9.900 to 9.700"
+
+
+def test_the_page_of_a_run_shows_its_recent_past(home, index, job, capsys, monkeypatch):
+    run = make_run(home / "runs").submit(job)
+    attempt = run.start_attempt()
+    beat(attempt, 0, age_s=1, phase="checkpoint")
+    run.metrics(1, 2, peak_memory_bytes=3 << 29)
+    index.add(run.record)
+    assert main(["status", "demo"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "phase       saving a checkpoint",
+        "rate        0.5 s per iteration, 49s left",
+    ]
+    run.metrics(3, peak_memory_bytes=1 << 31, tokens_per_s=12345.6)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"attempt": 1, "iteration": 4, "lm_loss": NaN, "tokens_per_s": Infinity}\n{"attempt": 1, "iter')
+    lines = [
+        "iterations  1 to 4",
+        LOSS_OF_THREE.replace("▁", "▁ "),
+        "tokens/s    ▁▁█   5.00k to 12.3k",
+        "memory      ▁▁█   1.50 GiB to 2.00 GiB",
+    ]
+    assert main(["status", "demo"]) == 0
+    assert capsys.readouterr().out.splitlines()[4:] == lines
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["status", "demo"]) == 0
+    shown = printable(capsys.readouterr().out).splitlines()
+    assert [line.rstrip() for line in shown[-4:]] == lines
+    assert max(map(len, shown)) <= 80
+    assert main(["status"]) == 0
+    assert "iterations  1" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("encoding", "bars"), [("utf-8", "█▅▁"), ("ascii", "#=_")])
+def test_sparklines_fit_the_encoding_of_the_output(home, index, job, encoding, bars):
+    run = make_run(home / "runs").submit(job)
+    run.start_attempt()
+    run.metrics(1, 2, 3)
+    index.add(run.record)
+    command = [sys.executable, "-m", "llmctl.cli.main", "status", "demo"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=HANG_S, check=True)
+    assert LOSS_OF_THREE.replace("█▅▁", bars) in done.stdout.decode(encoding).splitlines()
+
+
+def test_json_has_the_recent_past_as_numbers(home, index, job, capsys):
+    run = make_run(home / "runs").submit(job)
+    run.start_attempt()
+    run.metrics(1, 2, 3, peak_memory_bytes=7)
+    run.metrics(4, lm_loss=float("inf"), iteration_time_s=1e308, time=float("nan"))
+    index.add(run.record)
+    (seen,) = documents(capsys)["runs"]
+    assert seen["recent"] == {
+        "first_iteration": 1,
+        "iteration": [1, 2, 3, 4],
+        "loss": [9.9, 9.8, 9.7, None],
+        "tokens_per_s": [5000.0] * 4,
+        "peak_memory_bytes": [7, 7, 7, None],
+    }
+    assert (seen["loss"], seen["peak_memory_bytes"], seen["iteration_time_s"], seen["phase"]) == (None, None, 0.5, None)
 
 
 REFUSAL = f"/w/ckpt: holds another model: {'keys ' * 60}\nset model.norm_epsilon to 1e-06"
@@ -136,6 +200,13 @@ def test_no_word_of_a_state_is_said_twice(home, index, job, capsys, monkeypatch)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["status"]) == 0
     assert f"{run.record.run_id} completed at iteration 100" in printable(capsys.readouterr().out)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-3:] == ["at", "iteration", "100"]
+    run.metrics(100)
+    assert main(["status"]) == 0
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.count("completed") == 1 and row.split()[-1] == "-"
 
 
 def test_old_finished_runs_are_counted_and_shown_with_all(home, index, job, capsys):

@@ -158,10 +158,10 @@ def test_a_terminal_shows_a_progress_line(run, follow):
     run.metrics(1, 2)
     seen = follow("logs", "-f", "demo-1", terminal=True)
     seen.wait_for("[bold]no markup[/bold]")
-    seen.wait_for("2/100 | loss 9.8000 | 5,000 tokens/s | ETA 0:00:49")
+    seen.wait_for("2/100 | loss 9.800 | 5.00k tokens/s | ETA 49s")
     write(attempt / "rank-00000.log", "59/100  loss 4.2000  ETA 0:40\n60/100  loss 4.0000  ETA 0:39\nsaved\n")
     run.metrics(60)
-    seen.wait_for("60/100 | loss 4.0000")
+    seen.wait_for("60/100 | loss 4.000")
     seen.wait_for("saved")
     leave(attempt, "completed")
     assert seen.end() == 0
