@@ -263,7 +263,8 @@ def _scheduler(flag: str | None, asks: bool) -> str:
     try:
         check_scheduler(scheduler)
     except ValueError as error:
-        raise UsageError(f"--scheduler {scheduler}: {error}; give one of them") from None
+        what = f"--scheduler {scheduler}" if scheduler else "--scheduler: is unset"
+        raise UsageError(f"{what}: {error}; give one of them") from None
     return scheduler
 
 

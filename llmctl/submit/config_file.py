@@ -5,6 +5,7 @@ shared folder or an unpacked archive.
 """
 
 import grp
+import json
 import os
 import pwd
 import stat
@@ -93,6 +94,14 @@ def find_config(context: Context, argument: str | None, *, example: bool = False
     """
     if argument is not None:
         path = context.cwd / expand_home(argument, context.folders)
+        if is_hub_model(path):
+            folder = argument if path.is_dir() else str(Path(argument).parent)
+            raise UsageError(
+                f"CONFIG: {argument} is a Hugging Face model; `llmctl submit --hf {folder} --data TEXT` trains it, "
+                f"`llmctl init --from {folder}` writes a config for it"
+            )
+        if path.is_dir():
+            raise UsageError(f"CONFIG: {argument} is a folder; name a config in it")
         if not path.is_file():
             raise UsageError(f"CONFIG: there is no file {argument}; name one, or leave it out for the bundled example")
         return path, ""
@@ -104,6 +113,17 @@ def find_config(context: Context, argument: str | None, *, example: bool = False
         raise UsageError(f"CONFIG: there is no ./{DEFAULT_CONFIG} and no bundled example; name a config file")
     why = "" if example else f"no CONFIG and no ./{DEFAULT_CONFIG}: "
     return bundled, f"{why}using the bundled example {bundled} on generated data"
+
+
+def is_hub_model(path: Path) -> bool:
+    """True for config.json of a Hugging Face model, or the folder that holds it."""
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix != ".json":
+        return False
+    try:
+        return "model_type" in json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def found_config(context: Context) -> Path | None:

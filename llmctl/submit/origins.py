@@ -119,7 +119,7 @@ class Resolved:
             error = ConfigFileError(f"{where}{problem.text}")
         flags = [flag for flag in map(self._flag, problem.also) if flag]
         if not flags and problem.between_keys and key:
-            flags = self._flags_that_broke_the_file()
+            flags = self._flags_that_broke_the_file(of_job=key.startswith("job."))
         return UsageError(f"{', '.join(dict.fromkeys(flags))}: {error.message}") if flags else error
 
     def _origin(self, key: str) -> Origin | None:
@@ -137,8 +137,8 @@ class Resolved:
             return ""
         return f"--set {key}" if origin.text == "--set" else origin.text
 
-    def _flags_that_broke_the_file(self) -> list[str]:
-        """All flags if the config file is valid without flags; otherwise none."""
+    def _flags_that_broke_the_file(self, *, of_job: bool) -> list[str]:
+        """All flags of the job, or all others, if the config file is valid without flags; otherwise none."""
         from trainer.config.errors import ConfigError
         from trainer.planning.build_config import build_config
 
@@ -146,7 +146,7 @@ class Resolved:
             build_config(self.below_flags)
         except ConfigError:
             return []
-        return sorted({self._flag(key) for key in self.origins} - {""})
+        return sorted({self._flag(key) for key in self.origins if key.startswith("job.") == of_job} - {""})
 
 
 def profile_error(context: Context, profile: ClusterProfile, problems: Iterable[Problem]) -> LlmctlError:

@@ -29,11 +29,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("", f"cannot be read: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError("", f"is not valid YAML: {_place_and_problem(error)}") from None
     except yaml.YAMLError as error:
         raise ConfigError("", f"is not valid YAML: {' '.join(str(error).split())}") from None
     except (RecursionError, ValueError) as error:
         # Python refuses integers of more than 4,300 digits.
         raise ConfigError("", f"cannot be read: {str(error).partition(';')[0]}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError("", "is not a mapping of names to values")
+        what = "is empty, " if values is None else "is a list, " if isinstance(values, list) else "is "
+        raise ConfigError("", f"{what}not a mapping of names to values")
     return values
+
+
+def _place_and_problem(error: yaml.MarkedYAMLError) -> str:
+    """Line, column and words of an error, in one line."""
+    mark, problem = error.problem_mark, " ".join(str(error.problem or error).split())
+    if problem == "found character that cannot start any token":
+        problem = "a word may not begin with this character; quote it, and indent with spaces, not tabs"
+    began = error.context_mark
+    if began is not None and mark is not None and began.line != mark.line:
+        problem += f" ({error.context}, which begins in line {began.line + 1})"
+    return problem if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {problem}"

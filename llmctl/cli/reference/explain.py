@@ -47,7 +47,10 @@ def _explained(word: str) -> str:
 
     if "." in word:
         raise UsageError(f"KEY: {word}: {unknown_key_problem(word)}")
-    near = [key for key in known if word in key][:_MOST_NAMES]
+    from trainer.config.other_names import OTHER_NAMES
+
+    other = OTHER_NAMES.get(word.lower().replace("-", "_"))
+    near = [other] if other else [key for key in known if word in key][:_MOST_NAMES]
     near = near or difflib.get_close_matches(word, [*known, *(key.rpartition(".")[2] for key in known)], n=3)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
     raise UsageError(f"KEY: no key is called {word!r}{hint}")

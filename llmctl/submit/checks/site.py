@@ -1,7 +1,7 @@
 """Checks of a job against its profile: keys of the scheduler, size, limits, secrets, places. Pure."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from llmctl.durations import clock
 from llmctl.paths import UserFolders
@@ -140,22 +140,31 @@ def _limit_problems(job: Job) -> Iterator[Problem]:
     if request.reservation is not None:
         return
     nodes, time_s = request.nodes, request.time_s
-    for limit, whose in _limits(job):
-        if limit.max_nodes is not None and nodes > limit.max_nodes:
-            yield Problem("job.nodes", f"{nodes} nodes are above {limit.max_nodes}, the limit of {whose}", also=_SIZE)
-        if time_s is None:
-            continue
-        if limit.max_time is not None and time_s > limit.max_time:
-            text = f"{clock(time_s)} is above {clock(limit.max_time)}, the longest time of {whose}"
-            yield Problem("job.time", text, also=_LENGTH)
-        hours = nodes * time_s / 3600
-        if limit.max_node_hours is not None and hours > limit.max_node_hours:
-            yield Problem(
-                "job.time",
-                f"{nodes} nodes x {clock(time_s)} = {hours:g} node-hours, above {limit.max_node_hours:g}, "
-                f"the limit of {whose}; lower nodes or time",
-                also=_LENGTH,
-            )
+    limits = _limits(job)
+    most = _strictest((limit.max_nodes, whose) for limit, whose in limits)
+    if most is not None and nodes > most[0]:
+        yield Problem("job.nodes", f"{nodes} nodes are above {most[0]}, the limit of {most[1]}", also=_SIZE)
+    if time_s is None:
+        return
+    longest = _strictest((limit.max_time, whose) for limit, whose in limits)
+    if longest is not None and time_s > longest[0]:
+        text = f"{clock(time_s)} is above {clock(longest[0])}, the longest time of {longest[1]}"
+        yield Problem("job.time", text, also=_LENGTH)
+    hours = nodes * time_s / 3600
+    most_hours = _strictest((limit.max_node_hours, whose) for limit, whose in limits)
+    if most_hours is not None and hours > most_hours[0]:
+        yield Problem(
+            "job.time",
+            f"{nodes} nodes x {clock(time_s)} = {hours:g} node-hours, above {most_hours[0]:g}, "
+            f"the limit of {most_hours[1]}; lower nodes or time",
+            also=_LENGTH,
+        )
+
+
+def _strictest(limits: Iterable[tuple[float | None, str]]) -> tuple[float, str] | None:
+    """The lowest of the limits that are set, with its owner: higher ones need no word."""
+    known = [(value, whose) for value, whose in limits if value is not None]
+    return min(known, key=lambda limit: limit[0], default=None)
 
 
 def _limits(job: Job) -> list[tuple[_Limits, str]]:

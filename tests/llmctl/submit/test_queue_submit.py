@@ -279,7 +279,7 @@ REFUSED = [
     (["--nodes", "17"], 2, ["--nodes", "17 nodes are above 16, the limit of gpu on bed"]),
     (["--nodes", "3", "--queue", "debug"], 2, ["--nodes", "above 2, the limit of queue debug"]),
     (["--time", "1:00:00", "--queue", "debug"], 2, ["--time", "1:00:00 is above 0:30:00"]),
-    (["--time", "49:00:00"], 2, ["--time", "49:00:00 is above 48:00:00"]),
+    (["--time", "49:00:00"], 2, ["--time", "49:00:00 is above 24:00:00"]),
     (["--time", "30:00:00"], 2, ["--time", "above 24:00:00, the longest time of bed for 1 node"]),
     (["--nodes", "3", "--time", "7:00:00", "--resource-type", "cpu"], 2, ["--time", "21 node-hours, above 20, "]),
     (["--nodes", "10", "--time", "11:00:00"], 2, ["--time", "110 node-hours, above 100"]),

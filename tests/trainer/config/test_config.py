@@ -185,10 +185,10 @@ def test_one_path_needs_no_list() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("- 1\n- 2\n", "is not a mapping"),
+        ("- 1\n- 2\n", "is a list, not a mapping"),
         ("model: {num_layers: 2\n", "is not valid YAML"),
         ("model: {num_layers: 2, num_layers: 3}\n", "'num_layers' occurs twice"),
-        ("", "is not a mapping"),
+        ("", "is empty, not a mapping"),
         ("1: {a: 2}\n", "is not a mapping"),
         ("!!python/object/apply:os.system ['true']\n", "is not valid YAML"),
     ],

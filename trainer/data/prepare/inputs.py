@@ -236,7 +236,8 @@ def _remedy(path: str) -> str:
         return "; a URL is not a local file: download the data, and give the local path"
     if Path(path).is_symlink():
         return "; it is a broken link: restore its target, or remove the link"
-    return ""
+    is_hub_name = path.count("/") == 1 and not Path(path).parent.exists()
+    return f"; download a data set of the hub first: hf download --repo-type dataset {path}" if is_hub_name else ""
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
