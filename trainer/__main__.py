@@ -53,8 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code of the process."""
     words = 2 if arguments[:1] == ["data"] else 1
     name, rest = " ".join(arguments[:words]) or "--help", arguments[words:]
-    if name in _HELP or name.removeprefix("data ") in _HELP:
-        print(_help(name.rpartition(" ")[0]))
+    if name in _HELP or (arguments[0] in _OF_LLMCTL and arguments[1:2] and arguments[1] in _HELP):
+        from trainer.config.command_parser import print_text
+
+        print_text(_help("" if name in _HELP else arguments[0]))
         return 0
     if name not in COMMANDS:
         print(f"trainer: unknown command {name!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
@@ -79,10 +81,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _help(group: str) -> str:
     """Page of the commands that begin with the word ``group``; empty for all."""
+    from trainer.config.checkpoint_flags import DESCRIPTIONS
     from trainer.config.help.page import HelpPage, Row, Section, page_width, plain_text, with_help_row
 
     start = f"{group} " if group else ""
-    rows = tuple(Row(name.removeprefix(start), what) for name, (_, what) in COMMANDS.items() if name.startswith(start))
+    texts = {name.removeprefix(start): text for name, (_, text) in COMMANDS.items() if name.startswith(start)}
+    rows = tuple(Row(*item) for item in (DESCRIPTIONS if group == "checkpoint" else texts).items())
     sections = with_help_row((Section("Commands", rows, is_commands=True),))
     page = HelpPage(f"python -m trainer {start}COMMAND [ARGS]...", ("Programs of jobs; llmctl starts them.",), sections)
     return plain_text(page, page_width())

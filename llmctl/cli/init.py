@@ -1,4 +1,4 @@
-"""``llmctl init``: write a complete config for a model or a script that is there."""
+"""``llmctl init``: write a complete config for a model or a script."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ def init(
         str, typer.Option("--output", "-o", metavar="FILE", help="Config file to write. Default: llmctl.yaml.")
     ] = "llmctl.yaml",
 ) -> int:
-    """Write a complete config, with comments, for a model or a script that is there."""
+    """Write a complete config, with comments, for a model or a script."""
     context: Context = ctx.obj
     path = context.cwd / expand_home(source, context.folders)
     target = context.cwd / expand_home(output, context.folders)

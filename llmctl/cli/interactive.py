@@ -32,7 +32,9 @@ _JOB_FLAGS = {
 @app.command(epilog="llmctl interactive [OPTIONS] -- COMMAND [ARGS] runs COMMAND and exits with its exit code.")
 def interactive(
     ctx: typer.Context,
-    cluster: Annotated[_Text, typer.Option(metavar="NAME", help="Where.", autocompletion=complete_cluster)] = None,
+    cluster: Annotated[
+        _Text, typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster)
+    ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of nodes.")] = None,
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="GPUs per node.")

@@ -91,7 +91,8 @@ class LazyGroup(typer.core.TyperGroup):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        return typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+        line = COMMANDS[cmd_name][1]
+        return typer.core.TyperCommand(cmd_name, help=line, short_help=line)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command from its module."""

@@ -25,7 +25,9 @@ _WIDEST = 100
 @app.command()
 def plan(
     ctx: typer.Context,
-    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="Training config. Default: as submit.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG", help="Training config. Default: as for submit.")
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),

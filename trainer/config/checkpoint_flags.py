@@ -14,12 +14,13 @@ VALUED = ("--output", "--max-shard-bytes", "--against")
 """The flags that take a value."""
 _CHECKPOINT = "Run directory, folder of checkpoints, or iter_*; for llmctl also a run (id, name or job id)"
 _NO_VERIFY = "Do not compare logits afterwards."
-_DESCRIPTIONS = {
+DESCRIPTIONS = {
     "import": "Turn a Hugging Face folder, a GGUF file, or weights of Megatron-core (torch_dist), into a checkpoint.",
     "export": "Turn a checkpoint of any layout into a Hugging Face folder, and compare the logits of both.",
     "show": "Show family, sizes, tokenizer and model section of a checkpoint, a Hugging Face folder or a GGUF file.",
     "verify": "Compare a run's checkpoints with their checksums, or logits with a Hugging Face folder.",
 }
+"""Command -> its description."""
 
 
 def parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -32,7 +33,7 @@ def parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
 
 def parser_of(command: str) -> CommandParser:
     """Parser of one command: import, export, show or verify."""
-    parser = CommandParser(prog=f"llmctl checkpoint {command}", description=_DESCRIPTIONS[command], allow_abbrev=False)
+    parser = CommandParser(prog=f"llmctl checkpoint {command}", description=DESCRIPTIONS[command], allow_abbrev=False)
     if command == "import":
         parser.add_argument(
             "source",

@@ -87,7 +87,7 @@ def _add_prepare(parser: argparse.ArgumentParser, several: _Values) -> None:
     )
     _add_keys(parser, several)
     parser.add_argument(
-        "--text-document", choices=["file", "paragraph", "line"], help="One document of plain text. Default: file."
+        "--text-document", choices=["file", "paragraph", "line"], help="A document of plain text. Default: file."
     )
     parser.add_argument("--append-eod", action="store_true", help="End each document with the end-of-document token.")
     parser.add_argument(

@@ -42,7 +42,7 @@ def _commands(ctx: Any) -> list[Section]:
     panels = getattr(group, "panels", None) or {"Commands": group.list_commands(ctx)}
     return [
         Section(
-            title, tuple(Row(name, _first_paragraph(group.get_command(ctx, name))) for name in names), is_commands=True
+            title, tuple(Row(name, _first_sentence(group.get_command(ctx, name))) for name in names), is_commands=True
         )
         for title, names in panels.items()
     ]
@@ -69,13 +69,14 @@ def _name_of(option: Any) -> str:
 def _text_of(parameter: Any) -> str:
     text, default = parameter.help or "", parameter.default
     is_said = "Default:" in text or not parameter.show_default or callable(default)
-    if is_said or default is None or isinstance(default, bool | list | tuple):
+    if is_said or default in (None, "") or isinstance(default, bool | list | tuple):
         return text
     return f"{text} Default: {default:g}." if isinstance(default, float) else f"{text} Default: {default}."
 
 
-def _first_paragraph(command: Any) -> str:
-    return next(iter(_paragraphs(command.help)), "")
+def _first_sentence(command: Any) -> str:
+    sentence, end, _ = next(iter(_paragraphs(command.help)), "").partition(". ")
+    return sentence + end.strip()
 
 
 def _paragraphs(text: str | None) -> tuple[str, ...]:

@@ -72,7 +72,8 @@ def test_every_page_is_plain_in_a_pipe_and_has_our_headings(path, page_of):
     assert "Options" in headings or path == "submit"
     assert all(heading[0].isupper() for heading in headings) and len(headings) == len(set(headings))
     assert not re.search(r"<\w+(\[\w+\])?>|TEXT\.\.\.|INTEGER", page.replace("<extra_id_i>", ""))
-    assert "None" not in page and page.count("-h, --help") == 1
+    assert "None" not in page and "Default: .\n" not in page
+    assert page.count("-h, --help") == 1
 
 
 def test_every_command_stands_in_one_panel_with_its_whole_line(page_of):
@@ -124,7 +125,19 @@ def test_plain_help_does_not_load_rich():
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("arguments", ["--help", "data --help", "data prepare --help", "generate -h"])
+@pytest.mark.usefixtures("home")
+def test_completion_describes_commands_in_full():
+    """A shell asks llmctl itself, with these variables."""
+    asks = {**os.environ, "_LLMCTL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "llmctl c"}
+    program = "from llmctl.cli.main import main; main([])"
+    shown = subprocess.run([sys.executable, "-c", program], env=asks, capture_output=True, text=True, check=True).stdout
+    assert '"cancel":"End runs' in shown and COMMANDS["checkpoint"][1].partition(": ")[2] in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "data --help", "data prepare --help", "checkpoint --help", "checkpoint show -h", "generate -h"],
+)
 def test_the_trainer_shows_pages_without_typer_and_rich(arguments):
     without = "import sys; sys.modules |= {'typer': None, 'rich': None}"
     program = f"{without}; from trainer.__main__ import main; main(sys.argv[1:])"
