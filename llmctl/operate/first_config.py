@@ -42,8 +42,6 @@ optimizer:
 parallel:
   tensor_model_parallel_size: 1  # llmctl plan --search ranks the layouts
   pipeline_model_parallel_size: 1
-logging:
-  log_interval: 10
 # The model of {where}. A key that makes another model of its weights is refused.
 model:
 {model}"""

@@ -81,7 +81,6 @@ def with_lengths(resolved: Resolved, transport: Transport, *, has_gpus: bool) ->
         "training.eval_interval": often,
         "training.eval_iters": min(20, often // 10),
         "checkpoint.save_interval": often,
-        "logging.log_interval": min(10, often // 10),
         **({"training.bf16": True} if has_gpus else {}),
     }
     values, origins = {**resolved.values}, {**resolved.origins}

@@ -35,6 +35,7 @@ from trainer.process.metrics import (
 )
 from trainer.training.missed_saves import MissedSaves
 from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
+from trainer.training.training_lines import TrainingLines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +85,7 @@ class TrainingLoop:
     saved_iteration: int | None = None
     _missed_saves: MissedSaves = field(init=False)
     _skipped_steps: SkippedSteps = field(init=False)
+    _lines: TrainingLines = field(init=False)
     _save_is_due: bool = False
     _began: float = field(default_factory=time.perf_counter)
     _interval_time_s: float = 0.0
@@ -93,6 +95,7 @@ class TrainingLoop:
         training, checkpoint = self.config.training, self.config.checkpoint
         self._missed_saves = MissedSaves(checkpoint.max_missed_saves, checkpoint.missed_saves_grace_s)
         self._skipped_steps = SkippedSteps(training.max_skipped_steps, training.skipped_steps_window)
+        self._lines = TrainingLines(self.config.logging.log_interval)
 
     def run(self) -> Ending:
         """Train until train_iters or a stop request, then save.
@@ -170,10 +173,10 @@ class TrainingLoop:
         self._count_further_losses()
         self._interval_time_s += time.perf_counter() - began
         self._timed_iterations += 1
-        is_whole = progress.iteration % self.config.logging.log_interval == 0
+        is_whole = progress.iteration % (self.config.logging.log_interval or 1) == 0
         is_last = stops > 0.0 or progress.iteration >= training.train_iters or self._is_exit(progress.iteration)
         if is_whole or is_last:
-            self._log(outcome, lr, loss_scale)
+            self._log(outcome, lr, loss_scale, is_last=is_last)
         if is_whole:
             # A resume continues a short last interval, and so logs the rows of an uninterrupted run.
             progress.begin_interval()
@@ -252,7 +255,7 @@ class TrainingLoop:
             if math.isfinite(loss):
                 self.progress.add_further_loss(f"mtp_{depth}_loss", loss, count)
 
-    def _log(self, outcome: StepOutcome, lr: float, loss_scale: float) -> None:
+    def _log(self, outcome: StepOutcome, lr: float, loss_scale: float, *, is_last: bool) -> None:
         self._beat("logging")
         peak = max_over_ranks([float(peak_memory_bytes(self.device))], self.device)[0]
         row = training_row(
@@ -266,7 +269,9 @@ class TrainingLoop:
             peak_memory_bytes=int(peak),
         )
         self._append(row)
-        self._say(training_line(row, self.config.training.train_iters))
+        line = self._lines.next_line(row, is_last=is_last) if self.model.mesh.rank == 0 else None
+        if line is not None:
+            self._say(training_line(line, self.config.training.train_iters))
 
     def _evaluate(self) -> None:
         """Log the mean loss over eval_iters batches of the valid split.
