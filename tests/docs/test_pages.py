@@ -69,7 +69,9 @@ def follow(page: Path, place: PageFolder, *, whole: bool) -> None:
             write_published_model(place.work, name)
     if page.parent.name == "guide" and page.stem == "README":
         _, _, config = page.read_text().partition("    # llmctl.yaml\n")
-        (place.work / "llmctl.yaml").write_text(config.partition("\n\n")[0])
+        # Fewer iterations than the page's: it is the commands that are tried.
+        config, _, _ = config.partition("\n\n")
+        (place.work / "llmctl.yaml").write_text(config.replace("train_iters: 1000", "train_iters: 20"))
     before = BEFORE.get(page.stem if page.parent == ROOT or page.stem != "README" else "", ("", ""))[whole]
     if before:
         place.type(before)
