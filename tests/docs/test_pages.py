@@ -56,9 +56,12 @@ def cheap_form(shown: Shown) -> str | None:
 
 
 def whole_form(shown: Shown) -> str:
-    """The command as shown; a run is followed to its end."""
-    follows = shown.words[1] == "submit" and not {"--follow", "--dry-run"} & {*shown.words}
-    return shown.text.replace("submit", "submit --follow", 1) if follows else shown.text
+    """The command as shown; a run is followed to its end, and a training has few iterations."""
+    words = shown.words
+    if words[1] != "submit" or "--dry-run" in words or any(text in shown.text for text in UNTIL):
+        return shown.text
+    flags = ["--follow"] * ("--follow" not in words) + ["--set training.train_iters=20"] * ("--" not in words)
+    return shown.text.replace("submit", " ".join(["submit", *flags]), 1)
 
 
 def follow(page: Path, place: PageFolder, *, whole: bool) -> None:
@@ -69,9 +72,7 @@ def follow(page: Path, place: PageFolder, *, whole: bool) -> None:
             write_published_model(place.work, name)
     if page.parent.name == "guide" and page.stem == "README":
         _, _, config = page.read_text().partition("    # llmctl.yaml\n")
-        # Fewer iterations than the page's: it is the commands that are tried.
-        config, _, _ = config.partition("\n\n")
-        (place.work / "llmctl.yaml").write_text(config.replace("train_iters: 1000", "train_iters: 20"))
+        (place.work / "llmctl.yaml").write_text(config.partition("\n\n")[0])
     before = BEFORE.get(page.stem if page.parent == ROOT or page.stem != "README" else "", ("", ""))[whole]
     if before:
         place.type(before)
