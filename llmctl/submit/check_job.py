@@ -159,7 +159,12 @@ def _content_problems(
     if config.checkpoint.load is not None or config.checkpoint.save is not None:
         from llmctl.submit.checks.foreign import foreign_problems
 
-        problems += foreign_problems(job, transport)
+        found = foreign_problems(job, transport)
+        if not found and config.checkpoint.load is not None:
+            from llmctl.submit.checks.contents import weight_problems
+
+            found = weight_problems(job, config, transport)
+        problems += found
     if config.evaluation.tasks and "evaluation.tasks" not in told:
         from llmctl.submit.checks.config import task_file_problems
 

@@ -29,12 +29,12 @@ from trainer.conversion.import_megatron import MegatronModel, import_megatron, i
 from trainer.conversion.verify import verify_export
 from trainer.conversion.witness import has_witness
 from trainer.families.format.errors import FamilyError
+from trainer.families.format.quantization import CONFIG_KEY
 from trainer.families.gguf.header import is_gguf
 from trainer.hub.errors import HubError
 from trainer.hub.folder import CONFIG, HubFolder
 from trainer.hub.gguf_file import GgufFile
 from trainer.hub.published import PublishedModel
-from trainer.hub.quantized import CONFIG_KEY
 
 _FAILED = 1
 _USAGE = 2

@@ -23,10 +23,10 @@ from trainer.conversion.file_plan import PlannedFile, Unit, finish, plan_files, 
 from trainer.families.catalogue import FAMILIES, describes, family_of_model
 from trainer.families.format.family import Family, Weight
 from trainer.families.format.forms import ByExpert, Form
+from trainer.families.format.quantization import CONFIG_KEY
 from trainer.families.format.without_effect import WITHOUT_EFFECT
 from trainer.hub.folder import CONFIG, INDEX, SINGLE
 from trainer.hub.layouts import theirs_shapes, to_theirs
-from trainer.hub.quantized import CONFIG_KEY
 from trainer.hub.side_files import copy_side_files, name_old_tokenizer_class, side_config
 from trainer.hub.tensor_file import DTYPES, Planned
 from trainer.parallel_model import parameter_dtype

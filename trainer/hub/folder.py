@@ -11,9 +11,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.families.format.errors import FamilyError
+from trainer.families.format.quantization import CONFIG_KEY
 from trainer.hub.errors import HubError
 from trainer.hub.published import Piece, PublishedModel
-from trainer.hub.quantized import CONFIG_KEY, StoredAs, see_through
+from trainer.hub.quantized import StoredAs, see_through
 from trainer.hub.side_files import copy_side_files
 from trainer.hub.torch_file import TorchFile
 

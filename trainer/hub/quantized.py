@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.families.format.quantization import fp8_block, quantization_method, quantization_problem
 from trainer.hub.errors import HubError
 
-CONFIG_KEY = "quantization_config"
 _FP8, _MXFP4 = "F8_E4M3", "U8"
 _SCALE_OF_FP8, _BLOCKS, _SCALES = "_scale_inv", "_blocks", "_scales"
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _EXPONENT_BIAS = 127
-_INSTEAD = "take the model's files in bfloat16, float16 or float32"
 _ROWS_AT_ONCE = 1 << 10
 
 
@@ -120,24 +119,11 @@ def see_through(stored: Mapping[str, StoredAs], config: Any, path: Path) -> dict
     """
     if config is None:
         return dict(stored)
-    table = config if isinstance(config, dict) else {"quant_method": config}
-    method = table.get("quant_method") or table.get("quant_algo") or "a method without a name"
-    if method == "fp8":
-        block = table.get("weight_block_size")
-        if not (
-            isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
-        ):
-            raise HubError(
-                f"{path}: {CONFIG_KEY} has weight_block_size {block!r}, but fp8 is read only with a scale for each "
-                f"block, of two sizes; {_INSTEAD}"
-            )
-        return _see_fp8(stored, (block[0], block[1]), path)
-    if method == "mxfp4":
-        return _see_mxfp4(stored, path)
-    raise HubError(
-        f"{path}: its weights are quantized by {method}, which is not read; {_INSTEAD}, or in fp8 with a scale for "
-        "each block, or in mxfp4"
-    )
+    problem = quantization_problem(config)
+    if problem is not None:
+        raise HubError(f"{path}: {problem}")
+    block = fp8_block(config) if quantization_method(config) == "fp8" else None
+    return _see_mxfp4(stored, path) if block is None else _see_fp8(stored, block, path)
 
 
 def _see_fp8(stored: Mapping[str, StoredAs], block: tuple[int, int], path: Path) -> dict[str, StoredAs]:

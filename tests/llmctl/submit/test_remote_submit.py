@@ -241,7 +241,7 @@ FOREIGN = {
     "torch_dist": (["iter_0000100/.metadata", "iter_0000100/__0_0.distcp"], "in the format torch_dist"),
     "zarr": (["iter_0000100/common.pt", "iter_0000100/decoder.weight/.zarray"], "in the format zarr"),
     "one iteration": ([".metadata", "__0_0.distcp", "common.pt"], "in the format torch_dist"),
-    "Hugging Face": (["config.json"], ""),
+    "Hugging Face": (["config.json", "pytorch_model.bin"], ""),
     "of this trainer": (["iter_0000100/metadata.json", "iter_0000100/model_rank00000.safetensors"], ""),
 }
 

@@ -23,11 +23,13 @@ REST = {
 
 @pytest.fixture
 def work(place) -> Path:
-    """A working directory with a published model and a config without a model section."""
+    """A working directory with a published model of other weights, and a config without a model section."""
     work = place / "work"
     (work / "hf").mkdir()
     keys = {**LLAMA.tiny, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     (work / "hf" / "config.json").write_text(json.dumps(keys))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (work / "hf" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
     (work / "c.yaml").write_text(yaml.safe_dump(REST))
     return work
 
@@ -45,7 +47,7 @@ def test_the_run_records_the_model_and_its_origin(work, place, capsys) -> None:
     assert (model["vocab_size"], model["max_position_embeddings"]) == (101, 64)
     assert record.origins["model.hidden_size"] == f"{work}/hf/config.json"
     assert record.origins["model.hidden_dropout"] == "--set"
-    ending(place, "r")  # by itself: the folder has no weights
+    ending(place, "r")  # by itself: the folder has no weights of the model
 
 
 def test_a_shape_can_be_taken_without_weights(work, place) -> None:
