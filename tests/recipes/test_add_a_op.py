@@ -88,12 +88,11 @@ def with_op(tree: CopiedTree) -> CopiedTree:
         "from trainer.ops.operation import BySize",
         "from trainer.ops.squared_relu import SQUARED_RELU",
     )
-    tree.add_after(mlp, "        self._function = kernels[ACTIVATION]", "        self._square = kernels[SQUARED_RELU]")
     tree.add_after(
         mlp,
         "        if self._limits is None:",
         '            if self._kind == "squared_relu" and bias is row_weight is None and not self._gated:\n'
-        "                return self._square(inner)",
+        "                return self._kernels[SQUARED_RELU](inner)",
     )
     tree.add_after("tests/test_rooms.py", '        "attention": {"build"},', '        "squared_relu": {"operation"},')
     tree.write("tests/trainer/ops/test_squared_relu.py", TEST)

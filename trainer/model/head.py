@@ -105,7 +105,6 @@ class BertHead(GPTHead):
         super().__init__(model, table, vocab_size, builder, tp)
         hidden, std = model.hidden_size, model.init_method_std
         self.transform = _whole_linear(builder.under("transform"), (hidden, hidden), std)
-        self._activate = builder.kernels[ACTIVATION]
         self._activation: Activation = model.activation
         self.norm = Norm.of(model, builder.under("norm"))
         self.pooler: ColumnParallelLinear | None = None
@@ -128,7 +127,8 @@ class BertHead(GPTHead):
         Raises:
             ValueError: the samples have no labels, but the model has a binary head.
         """
-        transformed = self._activate(self.transform(hidden), None, None, self._activation, False)
+        activate = self._kernels[ACTIVATION]
+        transformed = activate(self.transform(hidden), None, None, self._activation, False)
         tokens = super().forward(self.norm(transformed), micro_batch)
         if micro_batch is None or self.pooler is None or self.binary is None:
             return tokens

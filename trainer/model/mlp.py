@@ -27,31 +27,36 @@ class FeedForwardActivation:
     """
 
     def __init__(self, model: ModelConfig, kernels: Kernels, device: torch.device):
-        self._function = kernels[ACTIVATION]
+        self._kernels = kernels
         self._kind: Activation = model.activation
         self._gated = model.is_gated
         self._limits: GateLimits | None = None
         if model.activation_clamp is not None or model.activation_alpha is not None:
             self._limits = GateLimits(model.activation_clamp, model.activation_alpha)
-        self.is_fused = self._function is not Kernels()[ACTIVATION] and self._limits is None
+        self._is_one_of_torch = device.type == "cpu" and is_one_of_torch(self._kind, device)
+
+    @property
+    def is_fused(self) -> bool:
         """True if a kernel computes the whole activation in one pass over memory."""
-        self._has_kernel = self.is_fused and not (device.type == "cpu" and is_one_of_torch(self._kind, device))
+        return self._limits is None and self._kernels[ACTIVATION] is not Kernels()[ACTIVATION]
 
     def adds_bias(self, elements: int) -> bool:
         """True if the kernel adds a bias over ``elements`` at no cost.
 
         Otherwise the matrix product adds it.
         """
-        smallest = self._function.smallest if isinstance(self._function, BySize) else 0
-        return self._has_kernel and elements >= smallest
+        function = self._kernels[ACTIVATION]
+        smallest = function.smallest if isinstance(function, BySize) else 0
+        return self.is_fused and not self._is_one_of_torch and elements >= smallest
 
     def __call__(
         self, inner: torch.Tensor, bias: torch.Tensor | None = None, row_weight: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Add ``bias`` first, and multiply each row by its ``row_weight``, float32, last. No communication."""
+        function = self._kernels[ACTIVATION]
         if self._limits is None:
-            return self._function(inner, bias, row_weight, self._kind, self._gated)
-        return self._function(inner, bias, row_weight, self._kind, self._gated, self._limits)
+            return function(inner, bias, row_weight, self._kind, self._gated)
+        return function(inner, bias, row_weight, self._kind, self._gated, self._limits)
 
 
 class MLP(nn.Module):

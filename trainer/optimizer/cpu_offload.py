@@ -8,9 +8,9 @@ the CPU holds float32 states and makes the step; the device holds 16-bit weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from trainer.optimizer.masters import Masters, Moments, new_moments
 if TYPE_CHECKING:
     from trainer.config.sections.optimizer import OptimizerConfig
     from trainer.data_parallel.parameter_shards import ParameterShard
+    from trainer.ops.dispatch.registry import Kernels
 
 # Elements copied and stepped together: 64 MB of gradients. That is enough for the full speed of a bus, and little
 # enough that the first and the last copy, which nothing overlaps, are short. A multiple of every kernel's vector.
@@ -51,7 +52,7 @@ class OffloadedMasters:
         config: OptimizerConfig,
         parameter_shards: Sequence[ParameterShard],
         decays: Mapping[str, bool],
-        adamw: Callable[..., Any],
+        kernels: Kernels,
     ) -> None:
         """Allocate the tensors; the masters start from the weights.
 
@@ -59,7 +60,7 @@ class OffloadedMasters:
             config: the optimizer and its constants.
             parameter_shards: shards with their state in CPU memory.
             decays: by name, True if weight decay applies.
-            adamw: the op of trainer.ops.adamw, for CPU memory.
+            kernels: the kernel registry for CPU memory.
         """
         self._parameter_shards = list(parameter_shards)
         self.masters = {shard.name: shard.weight.to("cpu", torch.float32, copy=True) for shard in parameter_shards}
@@ -72,7 +73,7 @@ class OffloadedMasters:
         for number, flat_ranges in enumerate(chunks):
             weights = [flat_range.weight.detach() for flat_range in flat_ranges]
             targets = weights if self._traffic is None else self._traffic.targets(number, weights)
-            self._chunks.append(_Chunk(config, flat_ranges, targets, self.masters, self.moments, decays, adamw))
+            self._chunks.append(_Chunk(config, flat_ranges, targets, self.masters, self.moments, decays, kernels))
 
     def begin_step(self) -> None:
         """Start to copy the first gradients, before the device's next work."""
@@ -189,7 +190,7 @@ class _Chunk:
         masters: Mapping[str, Tensor],
         moments: Moments,
         decays: Mapping[str, bool],
-        adamw: Callable[..., Any],
+        kernels: Kernels,
     ) -> None:
         self.flat_ranges, self.targets = flat_ranges, targets
 
@@ -204,7 +205,7 @@ class _Chunk:
         named = dict(zip(own, targets, strict=True))
         # The kernel writes 16-bit weights in its own pass; for 32-bit weights it updates the masters only.
         low = {name: target for name, target in named.items() if target.dtype != torch.float32}
-        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays, adamw, low)
+        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays, kernels, low)
         self._masters = [] if low else list(own.values())
 
     def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:

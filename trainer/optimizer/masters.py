@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.ops.adamw import AdamWConstants
+from trainer.ops.adamw import ADAMW, AdamWConstants
 
 if TYPE_CHECKING:
     from trainer.config.sections.optimizer import OptimizerConfig
+    from trainer.ops.dispatch.registry import Kernels
 
 Moments = dict[str, dict[str, Tensor]]
 """Kind -> name -> 1-D float32."""
@@ -35,7 +36,7 @@ class Masters:
         masters: Mapping[str, Tensor],
         moments: Moments,
         decays: Mapping[str, bool],
-        adamw: Callable[..., Any],
+        kernels: Kernels,
         copies: Mapping[str, Tensor] = _NONE,
     ) -> None:
         """Take over the tensors without copying them.
@@ -45,12 +46,12 @@ class Masters:
             masters: float32, 1-D, on one device, by any name.
             moments: of each kind in ``OptimizerConfig.moments``, shaped like the masters.
             decays: by name, True if weight decay applies.
-            adamw: the op of trainer.ops.adamw.
+            kernels: the kernel registry.
             copies: 16-bit weights, all of one dtype, of some masters; each step also updates them.
         """
         self._step: _AdamW | _SGD
         if config.optimizer == "adam":
-            self._step = _AdamW(config, masters, moments, decays, adamw, copies)
+            self._step = _AdamW(config, masters, moments, decays, kernels, copies)
         else:
             self._step = _SGD(config, masters, moments, decays, copies)
 
@@ -84,10 +85,10 @@ class _AdamW:
         masters: Mapping[str, Tensor],
         moments: Moments,
         decays: Mapping[str, bool],
-        adamw: Callable[..., Any],
+        kernels: Kernels,
         copies: Mapping[str, Tensor],
     ) -> None:
-        self._config, self._masters, self._moments, self._adamw = config, masters, moments, adamw
+        self._config, self._masters, self._moments, self._kernels = config, masters, moments, kernels
         self.steps = 0
         self._weight_decay = config.weight_decay
         self._groups = []
@@ -105,12 +106,13 @@ class _AdamW:
         config = self._config
         self.steps += 1
         for group in self._groups:
-            tensors = (self._masters, gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"])
+            named = (self._masters, gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"])
+            masters, own, exp_avgs, exp_avg_sqs = ([tensors[name] for name in group.names] for tensors in named)
             decay = self._weight_decay if group.decays else 0.0
             constants = AdamWConstants(
                 lr, config.adam_beta1, config.adam_beta2, config.adam_eps, decay, self.steps, divisor
             )
-            self._adamw(*([named[name] for name in group.names] for named in tensors), group.copies, constants)
+            self._kernels[ADAMW](masters, own, exp_avgs, exp_avg_sqs, group.copies, constants)
 
 
 class _SGD:

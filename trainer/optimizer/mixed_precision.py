@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trainer.ops.adamw import ADAMW
 from trainer.optimizer.clipping import GradientNorm, clip_divisor
 from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_shards
 from trainer.optimizer.loss_scaler import LossScaler
@@ -57,7 +56,7 @@ class MixedPrecisionOptimizer:
         decays = {shard.name: model.layouts[shard.name].decay for shard in parameter_shards}
         fraction = config.optimizer.optimizer_offload_fraction if config.optimizer.optimizer_cpu_offload else 0.0
         away = offloaded_shards(parameter_shards, fraction)
-        self._offloaded = OffloadedMasters(config.optimizer, away, decays, model.kernels.in_cpu_memory[ADAMW])
+        self._offloaded = OffloadedMasters(config.optimizer, away, decays, model.kernels.in_cpu_memory)
         names = self._offloaded.masters.keys()
         self._resident = {shard.name: shard for shard in parameter_shards if shard.name not in names}
         # An alias of float32 weights, a copy of others.
@@ -65,7 +64,7 @@ class MixedPrecisionOptimizer:
         self._moments = new_moments(config.optimizer, self._masters)
         copies = {name: shard.weight.detach() for name, shard in self._resident.items()}
         low = {name: weight for name, weight in copies.items() if weight.dtype != torch.float32}
-        self._step = Masters(config.optimizer, self._masters, self._moments, decays, model.kernels[ADAMW], low)
+        self._step = Masters(config.optimizer, self._masters, self._moments, decays, model.kernels, low)
         self._steps = 0
 
     def step(self, lr: float) -> StepOutcome:

@@ -27,16 +27,22 @@ MODELS = {"llama": LLAMA, "llama-dropout": {**LLAMA, "hidden_dropout": 0.1}, "gp
 COUNTED = (RMS_NORM, ADD_RMS_NORM, CROSS_ENTROPY, SCALED_CAUSAL_SOFTMAX)
 
 
-def results(model, kernels, dtype, training=None):
-    """Loss of a whole model, and gradients of its parameters."""
+def build(model, kernels, dtype, training=None):
+    """A whole model as one stage, and its parameters."""
     config = make_config(MODELS[model], training or {})
     mesh = ParallelMesh.build(config, 0, 1)
     builder = ParameterBuilder(1, mesh, False, dtype, torch.device("cpu"), kernels=kernels)
     stage = GPTStage(config, VOCAB_SIZE, range(4), builder, ParallelAxes(), is_first=True, is_last=True)
+    return stage, list(builder.parameters.values())
+
+
+def results(*case):
+    """Loss of a whole model, and gradients of its parameters."""
+    stage, parameters = build(*case)
     loss = stage(None, batch(0), StepRandomness(1, 0).micro_batch(0))
     # Not torch.autograd.grad: recomputation runs its own backward and accumulates gradients in the parameters.
     loss.backward()
-    return [loss.detach(), *(parameter.grad for parameter in builder.parameters.values())]
+    return [loss.detach(), *(parameter.grad for parameter in parameters)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -70,6 +76,32 @@ def test_models_run_on_the_kernels_that_they_are_given(model, expected):
 
     results(model, Kernels(**{operation.name: counted(operation) for operation in COUNTED}), torch.float32)
     assert [calls.count(operation.name) for operation in COUNTED] == expected
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_switch_leaves_no_old_function_in_use(model):
+    calls = []
+
+    def counted(operation):
+        def call(*arguments):
+            calls.append(operation.name)
+            return REFERENCE[operation](*arguments)
+
+        return call
+
+    kernels = Kernels(**{operation.name: counted(operation) for operation in OPERATIONS})
+    stage, parameters = build(model, kernels, torch.float32)
+    stage(None, batch(0), StepRandomness(1, 0).micro_batch(0)).backward()
+    assert {"activation", "rope", "cross_entropy"} <= set(calls)
+    calls.clear()
+    for parameter in parameters:
+        parameter.grad = None
+    kernels.switch_to(NATIVE)
+    loss = stage(None, batch(0), StepRandomness(1, 0).micro_batch(0))
+    loss.backward()
+    assert calls == []
+    found = [loss.detach(), *(parameter.grad for parameter in parameters)]
+    check_same_bits(found, results(model, NATIVE, torch.float32))
 
 
 @pytest.mark.parametrize("kernels", [REFERENCE, NATIVE], ids=["reference", "native"])

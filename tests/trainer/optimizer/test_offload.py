@@ -87,6 +87,27 @@ def test_offloaded_state_is_stepped_by_the_kernel_for_cpus():
     assert set(calls) == {"CPU memory"}
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_the_optimizer_takes_the_kernel_of_the_moment(fraction):
+    calls = []
+
+    def counted(name):
+        def step(*arguments):
+            calls.append(name)
+            Kernels()[ADAMW](*arguments)
+
+        return Kernels(adamw=step)
+
+    kernels = counted("first")
+    model, optimizer = build(ADAM, fraction, kernels=kernels)
+    train(model, optimizer, seeds=[0])
+    assert set(calls) == {"first"}
+    calls.clear()
+    kernels.switch_to(counted("second"))
+    train(model, optimizer, seeds=[0])
+    assert set(calls) == {"second"}
+
+
 @pytest.mark.parametrize(
     ("training", "written"), [({}, set()), ({"bf16": True}, {torch.bfloat16})], ids=["fp32", "bf16"]
 )

@@ -56,7 +56,6 @@ class SelfAttention(nn.Module):
             builder.kernels,
         )
         tp = axes.tp
-        self._split_heads = builder.kernels[ROPE]
         self._head_dim = model.head_dim
         self._is_interleaved = model.rotary_interleaved
         self._has_window = model.window_of(layer) is not None
@@ -99,9 +98,8 @@ class SelfAttention(nn.Module):
             heads = packed.unflatten(-1, (-1, self._queries_per_group + 2, self._head_dim))
             packed = self.qk_norm(heads).flatten(2)
         # The op overwrites the packed heads: it rotates them in place.
-        query, key, value = self._split_heads(
-            packed, self._queries_per_group, self._head_dim, cos, sin, self._is_interleaved
-        )
+        split_heads = self._core.kernels[ROPE]
+        query, key, value = split_heads(packed, self._queries_per_group, self._head_dim, cos, sin, self._is_interleaved)
         if rotary is not None and rotary.query_scale is not None:
             query = query * rotary.query_scale.flatten(1).t()[:, None, :, None]
         core = partial(self._attend, forward_pass)

@@ -158,9 +158,7 @@ class Experts(nn.Module):
         super().__init__()
         assert model.num_experts is not None
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
-        self.takes_weights = self._activation.is_fused and model.disable_bias_linear
-        """True if the experts multiply rows by the router's weights: the activation's kernel does so in the same
-        pass, and a matrix product without a bias after it is linear."""
+        self._is_linear = model.disable_bias_linear
         self._recompute_activation = recompute_activation
         # Every tp rank adds its share of the bias: the outputs are summed over tp later.
         self._bias_share = 1.0 / tp.size
@@ -183,6 +181,14 @@ class Experts(nn.Module):
             if has_bias
             else None,
         )
+
+    @property
+    def takes_weights(self) -> bool:
+        """True if the experts multiply rows by the router's weights.
+
+        The activation's kernel does so in the same pass, and a matrix product without a bias after it is linear.
+        """
+        return self._activation.is_fused and self._is_linear
 
     def forward(
         self, rows: torch.Tensor, offsets: Sequence[int], row_weights: torch.Tensor | None = None

@@ -22,7 +22,10 @@ OPERATIONS: tuple[Operation[Any], ...] = tuple(
 
 
 class Kernels:
-    """One function per operation: ``kernels[RMS_NORM](hidden, weight, epsilon)``. Immutable."""
+    """One function per operation: ``kernels[RMS_NORM](hidden, weight, epsilon)``.
+
+    Users keep the kernels, not a function of them: ``switch_to`` replaces the functions of a run that trains.
+    """
 
     def __init__(self, in_cpu_memory: Kernels | None = None, /, **functions: Callable[..., Any]) -> None:
         """Take functions by the names of their operations. Other operations use their default.
@@ -54,6 +57,11 @@ class Kernels:
     def __getitem__(self, operation: Operation[Function]) -> Function:
         default = operation.implementations[operation.default].function
         return cast("Function", self._functions.get(operation.name, default))
+
+    def switch_to(self, other: Kernels) -> None:
+        """Take the functions of ``other`` from now on, for all users. Not between a forward and its backward pass."""
+        assert self._in_cpu_memory is other._in_cpu_memory is None, "only a run on CPUs switches"
+        self._functions = other._functions
 
     def with_flash_attn(self, found: FlashAttnPackage | str) -> Kernels:
         """Copy with the flash-attn package to use, or the reason for having none."""
