@@ -124,16 +124,18 @@ def _tokens_of_json(file: str, text: bytes) -> Tokens:
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file}: is not a valid tokenizer.json: {error}; {_REMEDY}") from None
     try:
-        if "model" in values:
+        # In the vocab.json of GPT-2, model and config are tokens.
+        has_model = isinstance(values.get("model"), dict)
+        if has_model:
             vocabulary = values["model"]["vocab"]
             pairs = {str(piece[0]): number for number, piece in enumerate(vocabulary)}
             ids = dict(vocabulary) if isinstance(vocabulary, dict) else pairs
             ids.update({added["content"]: added["id"] for added in values.get("added_tokens") or ()})
-        elif "config" in values and "default_vocab_size" in values["config"]:
+        elif isinstance(values.get("config"), dict) and "default_vocab_size" in values["config"]:
             return Tokens(file, int(values["config"]["default_vocab_size"]))
         else:
             ids = values
-        return Tokens(file, 1 + max(ids.values()), frozenset(ids), is_whole="model" in values)
+        return Tokens(file, 1 + max(ids.values()), frozenset(ids), is_whole=has_model)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise TokenizerError(f"{file}: is not a valid tokenizer.json: it has no model; {_REMEDY}") from None
 

@@ -189,3 +189,17 @@ def test_an_empty_valid_split_is_told_in_a_dry_run(data: Path, submit: Submit) -
     assert code == 3
     assert f"the valid split of {data}/few has 3 tokens, but one sample needs 17; raise its share in data.split" in told
     assert submit("--set", "training.eval_iters=0", data={"data_path": ["few"], "split": "92,8,0"}, model=model)[0] == 0
+
+
+def test_a_vocabulary_may_have_any_word_as_token(data: Path, submit: Submit) -> None:
+    """That of GPT-2 has a token model, as a tokenizer.json has a part."""
+    vocabulary = json.loads((data / "tokenizer.json").read_text())["model"]["vocab"]
+    for word in ("model", "config"):
+        vocabulary[word] = len(vocabulary)
+    (data / "vocab.json").write_text(json.dumps(vocabulary))
+    (data / "merges.txt").write_text("#version: 0.2\n")
+    named = {"data_path": ["d_text_document"], "vocab_file": "vocab.json", "merge_file": "merges.txt"}
+    code, told = submit(data=named)
+    assert code == 0, told
+    code, told = submit("--set", f"model.vocab_size={len(vocabulary) - 1}", data=named)
+    assert code == 2 and f"too small for the tokenizer of the data; use {len(vocabulary)}" in told
