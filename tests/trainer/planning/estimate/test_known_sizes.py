@@ -46,7 +46,7 @@ def test_a_file_that_is_not_a_tokenizer_gives_no_size(tmp_path: Path, vocabulari
     whole = Path(str(vocabularies.settings("bpe").tokenizer_model)).read_bytes()
     for name, content in (
         ("tokenizer.json", b"{}"),
-        ("other.json", b'{"model": 3}'),
+        ("other.json", b'{"model": [3]}'),
         ("cut.json", b"{"),
         ("list.json", b"[]"),
         ("x.model", whole[: len(whole) // 2]),
