@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from trainer.process.progress import TrainingProgress
     from trainer.process.run_lock import RunLock
     from trainer.process.stop import StopRequest
+    from trainer.training.kernel_build import KernelSwitch
     from trainer.training.task_evaluation import TaskEvaluation
 
 Ending = Literal["completed", "stopped"]
@@ -66,6 +67,7 @@ class TrainingLoop:
         metrics: on global rank 0 of a run with a directory, else None.
         lock: likewise.
         saved_iteration: iteration of an existing checkpoint, which is not written again.
+        switch: to kernels that are being built; None without, and after it.
     """
 
     config: TrainConfig
@@ -83,6 +85,7 @@ class TrainingLoop:
     lock: RunLock | None = None
     attempt: int = 1
     saved_iteration: int | None = None
+    switch: KernelSwitch | None = None
     _missed_saves: MissedSaves = field(init=False)
     _skipped_steps: SkippedSteps = field(init=False)
     _lines: TrainingLines = field(init=False)
@@ -165,8 +168,9 @@ class TrainingLoop:
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
         is_lost = self.lock is not None and self.lock.is_known_lost
-        flags = [float(self._is_to_stop()), float(is_lost)]
-        *sums, stops, lost = sum_over_ranks([*self._own_losses(loss, len(counts)), *flags], self.device)
+        has_kernels = self.switch is not None and self.switch.following.have_ended
+        flags = [float(self._is_to_stop()), float(is_lost), float(has_kernels)]
+        *sums, stops, lost, switches = sum_over_ranks([*self._own_losses(loss, len(counts)), *flags], self.device)
         if lost:
             self._end_lost_run()
         self._count(outcome, dict(zip(own_counts, zip(sums, counts, strict=True), strict=True)))
@@ -182,6 +186,11 @@ class TrainingLoop:
             progress.begin_interval()
             self._interval_time_s, self._timed_iterations = 0.0, 0
         self._count_skipped(outcome, loss_scale, all(math.isfinite(loss_sum) for loss_sum in sums))
+        if switches and self.switch is not None and not is_last:
+            self._beat("switching the kernels")
+            self.writer, lines = self.switch.make(progress.iteration, self.writer)
+            self.switch = None
+            self._say("\n".join(lines))
         return stops > 0.0
 
     def _is_exit(self, iteration: int) -> bool:

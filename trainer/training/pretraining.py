@@ -18,7 +18,12 @@ import torch.distributed as dist
 from trainer.checkpoint.directory import AnotherModelError, CheckpointError
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
-from trainer.checkpoint.saved_progress import agree_on_saved_progress, await_checkpoints, check_start_is_not_missing
+from trainer.checkpoint.saved_progress import (
+    agree_on_saved_progress,
+    await_checkpoints,
+    check_start_is_not_missing,
+    describe_lack,
+)
 from trainer.config.errors import ConfigError
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.loading.build import build_data
@@ -29,7 +34,6 @@ from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.rendezvous import join_ranks
 from trainer.ops.attention.backend import check_backend
 from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
-from trainer.ops.dispatch.setup import set_up_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model, parameter_dtype
 from trainer.planning.device_peaks import known_peak_tflops
@@ -43,7 +47,7 @@ from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
 from trainer.process.run_lock import LockedRunError, RunLock
 from trainer.process.stop import StopRequest
-from trainer.training.kernel_build import HeartbeatReport
+from trainer.training.kernel_build import KernelSwitch, prepare_kernels
 from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
 from trainer.training.run_summary import summarize_run
@@ -242,14 +246,17 @@ def _build_loop(
     saved: SavedProgress | None,
 ) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
+    save = _save_root(config, run)
     attempt.heartbeat.beat(0, KERNEL_BUILD)
-    selection = set_up_kernels(
+    selection, following = prepare_kernels(
         config,
         attempt.settings,
+        attempt.launch,
         device,
         parameter_dtype(config.training),
-        HeartbeatReport(attempt.heartbeat),
-        is_builder=attempt.launch.local_rank == 0,
+        attempt.heartbeat,
+        resources,
+        is_new=saved is None and _starts_anew(config, save, mesh, device),
     )
     selection = with_flash_attn(selection, config.model, parameter_dtype(config.training), device, tried)
     attempt.heartbeat.beat(0, "building the model")
@@ -257,7 +264,6 @@ def _build_loop(
     groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
     model = build_model(config, data.vocab_size, mesh, groups, device, selection.kernels)
     optimizer = MixedPrecisionOptimizer(config, model)
-    save = _save_root(config, run)
     number = run.attempt if run is not None else 1
     labels = selection.labels
     writer = None
@@ -292,7 +298,14 @@ def _build_loop(
         lock=attempt.lock,
         attempt=number,
         saved_iteration=saved_iteration,
+        switch=KernelSwitch(following, model.kernels) if following is not None else None,
     )
+
+
+def _starts_anew(config: TrainConfig, save: Path | None, mesh: ParallelMesh, device: torch.device) -> bool:
+    """True if rank 0 sees no checkpoint that the run could continue. Collective: all ranks."""
+    is_there = mesh.rank == 0 and save is not None and not describe_lack(save)
+    return config.checkpoint.load is None and not any_rank(is_there, device)
 
 
 def _speed_scale(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: torch.device) -> SpeedScale:

@@ -91,7 +91,11 @@ def library_name(compiler: Compiler | None) -> str:
 
 
 def compile_library(
-    target: Path, compiler: Compiler, deadline: float, progress: Callable[[float], None] = lambda _: None
+    target: Path,
+    compiler: Compiler,
+    deadline: float,
+    progress: Callable[[float], None] = lambda _: None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Compile and link the library into ``target``.
 
@@ -100,9 +104,10 @@ def compile_library(
         compiler: the C++ compiler.
         deadline: deadline by time.monotonic().
         progress: receives the share of the objects that are there, at the start and after each object.
+        is_cancelled: asked about twice per second; True ends the build.
 
     Raises:
-        BuildError: the compiler failed, or the deadline has passed.
+        BuildError: the compiler failed, the deadline has passed, or the build is cancelled.
     """
     jobs = _jobs(compiler, target.parent, deadline)
     objects = ObjectCache(target.parents[2] / "objects")
@@ -116,10 +121,10 @@ def compile_library(
         progress(1 - len(waiting) / len(jobs))
 
     progress(1 - len(waiting) / len(jobs))
-    run_compilers(missing, jobs_that_fit(), deadline, finished)
+    run_compilers(missing, jobs_that_fit(), deadline, finished, is_cancelled)
     libraries = ("-L", str(Path(torch.__file__).parent / "lib"), "-ltorch_cpu", "-ldl")
     link = (*compiler.command, "-shared", "-o", str(target), *(str(job.target) for job in jobs), *libraries)
-    run_compilers([CompileJob(link, target.with_suffix(".log"))], 1, deadline)
+    run_compilers([CompileJob(link, target.with_suffix(".log"))], 1, deadline, is_cancelled=is_cancelled)
     objects.clear()
 
 

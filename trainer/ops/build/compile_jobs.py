@@ -58,18 +58,25 @@ _Job = TypeVar("_Job", bound=CompileJob)
 
 
 def run_compilers(
-    jobs: Sequence[_Job], at_once: int, deadline: float, finished: Callable[[_Job], None] = lambda _: None
+    jobs: Sequence[_Job],
+    at_once: int,
+    deadline: float,
+    finished: Callable[[_Job], None] = lambda _: None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run all of ``jobs``. Kill the rest on a failure or an interrupt.
+
+    The compilers inherit the priority of the calling thread.
 
     Args:
         jobs: jobs in the order of their start.
         at_once: number of jobs that run at a time.
         deadline: deadline by time.monotonic().
         finished: receives each finished job.
+        is_cancelled: asked about twice per second; True ends the build.
 
     Raises:
-        BuildError: a job failed, or the deadline has passed.
+        BuildError: a job failed, the deadline has passed, or the build is cancelled.
     """
     processes, pool = _Processes(), ThreadPoolExecutor(at_once)
     done = 0
@@ -77,6 +84,8 @@ def run_compilers(
         working = {pool.submit(processes.run, job): job for job in jobs}
         pending = set(working)
         while pending:
+            if is_cancelled():
+                raise BuildError(f"the build was cancelled: {done} of {len(jobs)} files are compiled")
             left = deadline - time.monotonic()
             ended, pending = wait(pending, min(_LOOK_S, max(0.0, left)), FIRST_COMPLETED)
             if not ended and left <= 0:
@@ -127,11 +136,18 @@ def _start(job: CompileJob) -> subprocess.Popen[bytes]:
     with job.log.open("wb") as log:
         try:
             # In a new session: killpg reaches the compiler's children, and Ctrl-C reaches only this process.
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         except OSError as error:
             raise BuildError(f"{job.command[0]} cannot be started: {error.strerror}") from error
+    niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    if niceness > 0:
+        # Between two sessions the kernel compares the niceness of their groups alone, where it groups by session:
+        # sched(7), "The autogroup feature".
+        with suppress(OSError):
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(niceness))
+    return process
 
 
 def _failure(job: CompileJob, status: int) -> BuildError:

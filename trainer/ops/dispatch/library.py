@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -169,6 +169,35 @@ def built_name(settings: BuildSettings) -> str:
     return library_name(find_compiler(settings.compilers))
 
 
+def is_unbuilt(settings: BuildSettings) -> bool:
+    """True if this machine's compiler could build the library, and the cache has none of it.
+
+    Raises:
+        BuildError: there is no compiler, or torch is too old.
+    """
+    _check_torch()
+    return BuildCache.below(settings.cache).find(built_name(settings)) is None
+
+
+def build_unloaded(
+    settings: BuildSettings, report: LineReport, is_cancelled: Callable[[], bool], limit_s: float
+) -> None:
+    """Build the library of this machine's compiler if it is missing, and load nothing.
+
+    Args:
+        settings: cache folder and compilers.
+        report: receives the progress of the build, and a line for each wait.
+        is_cancelled: asked about twice per second; True ends the build.
+        limit_s: limit of waiting and building together, in seconds.
+
+    Raises:
+        BuildError: the build is impossible, failed, or was cancelled.
+    """
+    cache, compiler = BuildCache.below(settings.cache), find_compiler(settings.compilers)
+    make = partial(_make, cache, compiler, report, is_cancelled=is_cancelled)
+    cache.obtain(library_name(compiler), make, report.say, limit_s=limit_s)
+
+
 def _load_or_build(cache: BuildCache, compiler: Compiler, report: LineReport, limit_s: float) -> Library:
     name = library_name(compiler)
     path = cache.find(name)
@@ -182,9 +211,16 @@ def _load_or_build(cache: BuildCache, compiler: Compiler, report: LineReport, li
     return _load(cache.obtain(name, make, report.say, limit_s=limit_s, instead_of=path))
 
 
-def _make(cache: BuildCache, compiler: Compiler, report: LineReport, target: Path, deadline: float) -> None:
+def _make(
+    cache: BuildCache,
+    compiler: Compiler,
+    report: LineReport,
+    target: Path,
+    deadline: float,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> None:
     with report.building(f"with {compiler.version}"):
-        compile_library(target, compiler, deadline, report.progress)
+        compile_library(target, compiler, deadline, report.progress, is_cancelled)
     cache.remove_disused(f"{platform.machine()}-*/*.so")
 
 

@@ -50,6 +50,7 @@ class KernelSetup:
         device: device of the activations.
         builds: True if this rank builds missing kernels for its node; None: a single process that only uses existing
             builds.
+        may_build: False: the rank that builds takes an existing library, too.
         limit_s: limit of one build, including the wait for other builders, in seconds.
         report: receives lines and progress of builds.
     """
@@ -57,6 +58,7 @@ class KernelSetup:
     settings: BuildSettings
     device: torch.device
     builds: bool | None = None
+    may_build: bool = True
     limit_s: float = LIMIT_S
     report: LineReport = field(default_factory=LineReport)
 
@@ -69,18 +71,16 @@ class KernelSetup:
             return _on_cpu(library)
         image = self._image(library)
         if isinstance(image, BuildError):
-            return Availability({"native": _reason(image)}, {}, _on_cpu(library))
+            return Availability({"native": reason_of(image)}, {}, _on_cpu(library))
         return Availability({}, {"native": str(image)}, _on_cpu(library))
 
     def _library(self) -> Library | BuildError:
         """The library, on the best instruction set that all ranks' processors support."""
-        library = self._ranks.obtain(
-            partial(built_name, self.settings),
-            partial(load_on_demand, self.settings, self.report, self.limit_s),
-            partial(load_built, self.settings),
-        )
+        take = partial(load_built, self.settings)
+        make = partial(load_on_demand, self.settings, self.report, self.limit_s) if self.may_build else take
+        library = self.ranks.obtain(partial(built_name, self.settings), make, take)
         level = len(LEVELS) if isinstance(library, BuildError) else LEVELS.index(library.level)
-        lowest = self._ranks.lowest(level)
+        lowest = self.ranks.lowest(level)
         return library if isinstance(library, BuildError) or lowest == level else library.at_level(LEVELS[lowest])
 
     def _image(self, library: Library | BuildError) -> DeviceImage | BuildError:
@@ -90,7 +90,7 @@ class KernelSetup:
             image = self._image_by(by, library)
             if isinstance(image, BuildError):
                 errors.append(image)
-            if not self._ranks.any(isinstance(image, BuildError)):
+            if not self.ranks.any(isinstance(image, BuildError)):
                 for error in errors:
                     if error.log and self.builds:
                         self.report.say(f"kernels: {error.reason}")
@@ -107,26 +107,28 @@ class KernelSetup:
             where = (path(), self.settings, self.device, by)
             return load_device_image(*where, self.report, self.limit_s, may_build=may_build, name=name)
 
-        return self._ranks.obtain(
+        return self.ranks.obtain(
             lambda: compiled_name(path(), self.settings, self.device, by),
             partial(load, None, may_build=True),
             partial(load, may_build=False),
         )
 
     @property
-    def _ranks(self) -> BuildConsensus:
+    def ranks(self) -> BuildConsensus:
+        """The consensus of the ranks on builds."""
         return BuildConsensus(self.device, self.builds)
 
 
 def _on_cpu(library: Library | BuildError) -> Availability:
     """Availability for tensors in CPU memory."""
     if isinstance(library, BuildError):
-        return Availability({"native": _reason(library)}, {})
+        return Availability({"native": reason_of(library)}, {})
     slow = slow_processor(library.level)
     return Availability({} if slow is None else {"native": slow}, {"native": library.level})
 
 
-def _reason(error: BuildError) -> str:
+def reason_of(error: BuildError) -> str:
+    """The reason of a failed build in one sentence, with the command that prints the compiler's output."""
     return f"{error.reason}; llmctl env kernels build prints the full log" if error.log else error.reason
 
 
@@ -156,7 +158,8 @@ def set_up_kernels(
     """
     requested = requested_backends(config)
     limit_s = min(LIMIT_S, _SHARE_OF_TIMEOUT * 60.0 * config.parallel.distributed_timeout_minutes)
-    availability = KernelSetup(settings, device, is_builder, limit_s, report or LineReport()).availability(requested)
+    setup = KernelSetup(settings, device, is_builder, limit_s=limit_s, report=report or LineReport())
+    availability = setup.availability(requested)
     selection = choose_kernels(requested, availability, device, dtype, is_alone=False)
     return (
         selection
