@@ -33,7 +33,7 @@ _PARTS = re.compile(r"\n|\r|\x1b\[[0-9;?]*[A-Za-z]|[^\n\r\x1b]+")
 # Picture -> command, and the output at which the picture is taken (none: at the end of the command).
 SCREENS = {
     "submit": (_SUBMIT, r" 6\d/100 [^\r\n]*"),
-    "status": ("llmctl status", ""),
+    "status": ("llmctl status first", ""),
     "plan": ("llmctl plan examples/llama3_8b.yaml --cluster aws-p5 --nodes 2", ""),
 }
 # Background, text, and the eight colours of a terminal, dim and bright.

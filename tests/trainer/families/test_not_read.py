@@ -26,7 +26,7 @@ from trainer.families.format.errors import FamilyError
         ("bloom", "has biases of attention by distance (ALiBi), which"),
         ("phi-msft", "is Phi for Microsoft's first code, which this trainer does not read; take the present files"),
         ("internlm2", "is InternLM2 with queries, keys and values in one tensor, which this trainer does not read"),
-        ("fancy", "is not a family known here; use a model of one of the types that are read: bert, deepseek_v2, "),
+        ("fancy", "is not a family known here; use a model of one of the types that are read: "),
     ],
 )
 def test_a_model_that_is_not_computed_is_refused_with_its_reason(model_type: str, reason: str) -> None:
