@@ -34,7 +34,8 @@ DEFAULT_CLUSTER = "local"
 
 def say(message: str) -> None:
     """Print a message on standard error, without escape sequences. Standard output stays clean for a pipe."""
-    print(printable(message), file=sys.stderr)
+    sys.stdout.flush()  # in a file that both streams go to, the message follows what was printed before
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

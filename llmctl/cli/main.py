@@ -32,7 +32,7 @@ PANELS = {
         "examples": ("llmctl.cli.reference.examples", "List the configs that come with llmctl, or copy one."),
         "explain": ("llmctl.cli.reference.explain", "Explain a key of a config or profile, or a Megatron-LM flag."),
         "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
-        "plan": ("llmctl.cli.plan", "Predict memory, speed and cost of a training run."),
+        "plan": ("llmctl.cli.planning.plan", "Predict memory, speed and cost of a training run."),
         "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),
         "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     },

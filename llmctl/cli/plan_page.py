@@ -3,8 +3,8 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
 
 from llmctl.context import Context
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from llmctl.submit.job import SubmitPlan
     from llmctl.submit.preview.place import Preview
 
+
 _LABEL = 10
+INDENT = _LABEL + 2
+"""Columns before the text of a row."""
 _NARROWEST = 60
 
 
@@ -27,12 +30,33 @@ def plan_lines(plan: "SubmitPlan", context: Context, *, asks: bool) -> Iterator[
     # A dry run is the output of the command; before a submission, the page is a message beside it.
     stream = sys.stderr if asks else sys.stdout
     yield f"{plan.record.run_id} on {plan.job.profile.name}"
-    width = max(_NARROWEST, shutil.get_terminal_size().columns) if stream.isatty() else 0
-    for label, text in _preview(plan, context, asks=asks).rows:
-        indent = " " * (_LABEL + 2)
-        parts = textwrap.wrap(text, width - len(indent), break_long_words=False) if width else [text]
+    yield from labelled_lines(_preview(plan, context, asks=asks).rows, stream)
+
+
+def labelled_lines(rows: Iterable[tuple[str, str]], stream: TextIO) -> Iterator[str]:
+    """A label and a text on each line; what is too long for a terminal goes on below the text."""
+    width = terminal_width(stream)
+    for label, text in rows:
+        parts = _wrapped(text, width - INDENT) if width else [text]
         yield f"  {label:{_LABEL}}{parts[0]}"
-        yield from (f"{indent}{part}" for part in parts[1:])
+        yield from (f"{'':{INDENT}}{part}" for part in parts[1:])
+
+
+def note_lines(notes: Iterable[str], stream: TextIO) -> Iterator[str]:
+    """Notes, wrapped on words where the stream is a terminal; elsewhere as they are."""
+    width = terminal_width(stream)
+    for line in "\n".join(notes).splitlines():
+        yield from _wrapped(line, width) if width else [line]
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal that the stream leads to; 0 for a file or a pipe."""
+    return max(_NARROWEST, shutil.get_terminal_size().columns) if stream.isatty() else 0
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of whole words: a path, a flag or a key is never divided at its hyphens."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def plan_facts(plan: "SubmitPlan", context: Context, *, asks: bool) -> Mapping[str, Any]:

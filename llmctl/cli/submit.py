@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.cli.plan_page import plan_facts, plan_lines
+from llmctl.cli.plan_page import note_lines, plan_facts, plan_lines
 from llmctl.context import Context
 from llmctl.errors import UsageError
 
@@ -326,7 +326,7 @@ def _tell_beforehand(plan: "SubmitPlan", context: Context, *, has_page: bool) ->
     if plan.job.cost is not None and not has_page:
         lines.append(f"asks for {plan.job.cost}")
     if lines:
-        context.tell("\n".join(lines))
+        context.tell("\n".join(note_lines(lines, sys.stderr) if sys.stderr.isatty() else lines))
 
 
 def _summary(record: "RunRecord", plan: "SubmitPlan") -> dict[str, Any]:

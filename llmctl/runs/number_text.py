@@ -34,12 +34,17 @@ def iteration_time_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 99.95 else short_duration(seconds)
 
 
+def is_utf8(encoding: str | None) -> bool:
+    """True if the name of an encoding is one of UTF-8."""
+    return (encoding or "").lower().replace("-", "").replace("_", "") == "utf8"
+
+
 def sparkline(values: Sequence[float | None], *, encoding: str | None) -> str:
     """One character per value, its height between the smallest and the largest one; a space for None.
 
     Empty for fewer than three values. Of ASCII characters if ``encoding`` is not UTF-8.
     """
-    bars = BARS if (encoding or "").lower().replace("-", "").replace("_", "") == "utf8" else ASCII_BARS
+    bars = BARS if is_utf8(encoding) else ASCII_BARS
     # Halves: the difference of two large numbers would overflow.
     halves = [None if value is None else value / 2 for value in values]
     known = [half for half in halves if half is not None]

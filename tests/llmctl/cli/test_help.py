@@ -1,18 +1,15 @@
 """Help: plain in pipes, panels and colours on terminals, one look for the pages of llmctl and of the trainer."""
 
-import fcntl
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 
 from llmctl.cli.main import COMMANDS, PANELS, load_command, main
+from tests.llmctl.terminal import on_terminal
 from trainer.config.data_flags import parser_of
 from trainer.config.help.of_parser import notes_of
 from trainer.config.help.page import HelpPage, Row, Section, plain_text
@@ -36,28 +33,6 @@ def page_of(home, capsys, monkeypatch):
         return capsys.readouterr().out
 
     return read
-
-
-def on_terminal(arguments, columns, **variables):
-    """Standard output of llmctl on a terminal."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-        argv = [sys.executable, "-m", "llmctl", *arguments]
-        os.execve(sys.executable, argv, {**kept, "TERM": "xterm-256color", **variables})
-    output = b""
-    while True:
-        try:
-            part = os.read(terminal, 65536)
-        except OSError:  # the program has closed its side
-            break
-        output += part
-        if not part:
-            break
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, output
-    return output.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("path", ["", *COMMAND_PATHS])

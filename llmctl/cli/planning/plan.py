@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trainer.planning.estimate.plan import RunPlan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-_BAR = 60
-_WIDEST = 100
 
 
 @app.command()
@@ -75,7 +73,9 @@ def plan(
     if as_json:
         print_json(_document(planned, hours, cost))
     else:
-        _show(planned, hours, cost, count, per_node)
+        from llmctl.cli.planning.prediction import show_prediction
+
+        show_prediction(planned, hours, cost, (count, per_node))
     return 0 if planned.fits else 1
 
 
@@ -198,52 +198,6 @@ def _document(planned: "RunPlan", hours: float, cost: dict[str, Any] | None) -> 
         "node_hours": hours,
         "cost": cost,
     }
-
-
-def _show(planned: "RunPlan", hours: float, cost: dict[str, Any] | None, nodes: int, per_node: int) -> None:
-    from trainer.planning.estimate.devices import GIB
-    from trainer.planning.estimate.plan import remedy
-
-    worst, device = planned.worst, planned.device
-    print(f"{nodes} x {per_node} {device.name}: {'fits' if planned.fits else 'does not fit'}")
-    print(f"memory of pipeline rank {worst.pp_rank}: {worst.total / GIB:.1f} of {device.memory / GIB:.1f} GiB")
-    for item, size in worst.bytes_of.items():
-        if size:
-            bar = "#" * min(_BAR, round(_BAR * size / device.memory))
-            print(f"  {item.replace('_', ' '):16} {size / GIB:8.2f} GiB  {bar}")
-    tokens = planned.tokens_per_s * planned.world_size * 86400
-    full, causal = planned.utilization
-    print(
-        f"step {planned.step.total:.3g} s, bubble {100 * planned.step.times.bubble_fraction:.1f}%; "
-        f"{planned.tokens_per_s:,.0f} tokens/s and {planned.tflops:.0f} TFLOP/s per device, "
-        f"MFU {100 * full:.1f}% (causal {100 * causal:.1f}%)"
-    )
-    points = "" if cost is None else f", {cost['points']:,.0f} {cost['unit']}"
-    print(f"{hours:,.1f} node-hours{points}; {1e12 / tokens:,.1f} days for a trillion tokens")
-    _draw(planned)
-    if planned.why_not is None:
-        return
-    say(f"does not fit: {planned.why_not}")
-    found = remedy(planned, nodes, per_node)
-    if found is None:
-        say("no single change makes it fit: use more nodes or a larger device, or try --search")
-        return
-    keys = " ".join(f"--set {key}={str(value).lower()}" for key, value in found[0].values.items() if value != [])
-    say(f"fits with {found[0].words} at {found[1].worst.total / GIB:.1f} GiB: {keys}")
-
-
-def _draw(planned: "RunPlan") -> None:
-    """The start of the timeline, as text; nothing without a pipeline."""
-    from trainer.planning.schedule.draw import Drawing, DrawingError, cut, text_rows
-
-    if len(planned.schedule.stages) == 1:
-        return
-    try:
-        rows = text_rows(Drawing(planned.schedule, planned.step.times, "timeline"), coloured=False)
-    except DrawingError:
-        return
-    for rank, row in enumerate(rows[:16]):
-        print(f"  rank {rank:2} {''.join(cell.text for cell in cut(row, 0, _WIDEST))}")
 
 
 def _write_svg(planned: "RunPlan", path: Path) -> None:

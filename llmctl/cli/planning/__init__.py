@@ -1,0 +1,1 @@
+"""``llmctl plan``: the command, and its page."""
