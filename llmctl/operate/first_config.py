@@ -10,12 +10,16 @@ from trainer.planning.build_config import build_config
 from trainer.planning.flops import count_parameters
 from trainer.planning.start_model import LocalFiles, StartModel, named_model
 
-_SAMPLE = 2048
+_SAMPLE, _SHORT_SAMPLE = 2048, 256
+_BATCH = 64
 _TEXT = """\
 # Training that starts from {source}: {parameters} parameters.
 #   llmctl data prepare TEXT --output corpus --append-eod --tokenizer {quoted}
 #   llmctl plan {name} --nodes 1
 #   llmctl submit {name} --nodes 1
+# It is long for a laptop. A first try of minutes:
+#   llmctl submit {name} --set training.train_iters=20 --set training.global_batch_size=4 \\
+#     --set training.seq_length={short} --set training.bf16=false
 checkpoint:
   load: {quoted}
   finetune: true  # only the weights: training starts at iteration 0 with a fresh optimizer
@@ -26,10 +30,10 @@ data:
   data_path: [corpus_text_document]  # made by data prepare; or streaming: true, and files of text
 {tokenizer}  split: "98,2,0"  # shares of train, valid and test
 training:
-  train_iters: 1000
+  train_iters: 1000  # steps of {tokens:,} tokens; 20 for a try
   seq_length: {length}  # tokens of a sample; the model has {positions} positions
   micro_batch_size: 1  # samples that one replica computes at once
-  global_batch_size: 64  # samples of an iteration, over all replicas
+  global_batch_size: {batch}  # samples of an iteration, over all replicas; 4 for a try
   bf16: true  # false on CPUs, where it is slow
   eval_interval: 200
   eval_iters: 10
@@ -75,6 +79,7 @@ def first_config(source: str, name: str) -> str:
 
 def _text(source: str, name: str, start: StartModel) -> str:
     positions = start.values.get("max_position_embeddings") or _SAMPLE
+    length = min(_SAMPLE, positions)
     training = {"train_iters": 1, "seq_length": positions}
     shape = build_config({"model": dict(start.values), "training": training, "optimizer": {"lr": 1.0}})
     tokenizer = "" if start.tokenizer is None else f"  tokenizer_model: {_quoted(start.tokenizer)}\n"
@@ -85,7 +90,10 @@ def _text(source: str, name: str, start: StartModel) -> str:
         quoted=_quoted(source),
         parameters=f"{count_parameters(shape, start.values['vocab_size']).total:,}",
         tokenizer=tokenizer,
-        length=min(_SAMPLE, positions),
+        length=length,
+        short=min(_SHORT_SAMPLE, length),
+        batch=_BATCH,
+        tokens=_BATCH * length,
         positions=f"{positions:,}",
         where=start.where,
         model=keys,

@@ -103,15 +103,21 @@ class TerminalOutput(PlainOutput):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._last_step:
-            self._progress.console.print(self._last_step, markup=False, highlight=False, soft_wrap=True)
+        self._print([self._last_step] if self._last_step else [])
         self._progress.stop()
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show log lines above the progress line, apart from those that it repeats."""
-        steps = [line for line in lines if _STEP.match(line)]
-        self._last_step = steps[-1] if steps else self._last_step
-        lines = [line for line in lines if not _STEP.match(line)]
+        """Show log lines above the progress line; of the lines about steps, only the last one before another line."""
+        shown = []
+        for line in lines:
+            if _STEP.match(line):
+                self._last_step = line
+                continue
+            shown += [self._last_step, line] if self._last_step else [line]
+            self._last_step = ""
+        self._print(shown)
+
+    def _print(self, lines: Sequence[str]) -> None:
         if lines:
             # Soft-wrapped by the terminal, so that a copied line stays whole.
             self._progress.console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

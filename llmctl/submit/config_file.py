@@ -111,8 +111,8 @@ def find_config(context: Context, argument: str | None, *, example: bool = False
     bundled = BUNDLED / "examples" / EXAMPLE
     if not bundled.is_file():
         raise UsageError(f"CONFIG: there is no ./{DEFAULT_CONFIG} and no bundled example; name a config file")
-    why = "" if example else f"no CONFIG and no ./{DEFAULT_CONFIG}: "
-    return bundled, f"{why}using the bundled example {bundled} on generated data"
+    why = "" if example else f"no ./{DEFAULT_CONFIG}: "
+    return bundled, f"{why}the bundled example {EXAMPLE}, on generated data"
 
 
 def is_hub_model(path: Path) -> bool:

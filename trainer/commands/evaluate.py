@@ -27,7 +27,7 @@ from trainer.data.errors import DataError
 from trainer.data.samples.sources import document_rules, open_data, single_source
 from trainer.data.tokenizers.settings import TokenizerSettings, settings_of
 from trainer.evaluation.encoding import Encoding
-from trainer.evaluation.perplexity import TextEvaluation, evaluate_text
+from trainer.evaluation.perplexity import TextEvaluation, evaluate_text, split_tokens
 from trainer.evaluation.ranks import ModelRanks
 from trainer.evaluation.task_list import check_tasks, load_tasks, task_specs
 from trainer.generation.source import ModelSource
@@ -111,6 +111,13 @@ def _open_text(config: TrainConfig, options: argparse.Namespace) -> _Text:
     if options.split not in opened.blends:
         raise DataError(f"--split: the data has no {options.split} split, only {', '.join(opened.blends)}")
     source = single_source(opened.blends[options.split])
+    start, stop = split_tokens(source)
+    if (held := stop - start) < 2:
+        cure = "" if options.split == "train" else "--split train, or "
+        raise DataError(
+            f"--split: the {options.split} split of {source.tokens.prefix} has {held} token{'s' * (held != 1)}, but a "
+            f"loss needs two; use {cure}--data-path with a dataset that `llmctl data prepare` makes of text"
+        )
     rules = document_rules(config, [source], opened.tokenizer)
     return _Text(source, rules, opened.tokenizer if settings_of(config.data).has_files else None)
 

@@ -15,7 +15,7 @@ _USAGE = 2
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that reports an error in one line without the usage; exit code 2. Its help is a page like llmctl's."""
+    """Parser whose errors are a sentence and the help's name; exit code 2. Its help is a page like llmctl's."""
 
     def format_help(self) -> str:
         """The page as plain text."""
@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on standard error and exit with code 2."""
-        self.exit(_USAGE, f"{self.prog.removeprefix('python -m ')}: {message} (--help shows all flags)\n")
+        self.exit(_USAGE, f"{self.prog.removeprefix('python -m ')}: {message}\nsee {self.prog} --help\n")
 
 
 class Refused(argparse.Action):

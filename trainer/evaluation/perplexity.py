@@ -42,6 +42,11 @@ class TextEvaluation:
     """Loss per UTF-8 byte of the text, comparable across tokenizers; None without a tokenizer."""
 
 
+def split_tokens(source: Source) -> tuple[int, int]:
+    """First token of a split, and the first one after it."""
+    return source.tokens.first_token(source.sequences.start), source.tokens.first_token(source.sequences.stop)
+
+
 def evaluate_text(
     model: GenerationModel,
     source: Source,
@@ -57,19 +62,17 @@ def evaluate_text(
 
     Args:
         model: the model.
-        source: the split.
+        source: the split, of two tokens at least.
         tokenizer: counts the bytes of the text; None leaves bits_per_byte None.
         max_tokens: evaluate only the first ``max_tokens``.
         packing: rules of the model's training for documents that share a window.
 
     Raises:
-        DataError: the split has fewer than two tokens, or one outside the model's vocabulary.
+        DataError: a token is outside the model's vocabulary.
     """
-    start, stop = (source.tokens.first_token(end) for end in (source.sequences.start, source.sequences.stop))
+    start, stop = split_tokens(source)
     if max_tokens is not None:
         stop = min(stop, start + max_tokens + 1)
-    if stop - start < 2:
-        raise DataError(f"{source.key}: the split holds {stop - start} tokens; at least two are needed to predict one")
     loss_sum, count = 0.0, 0
     for batch in _windows(source.tokens, start, stop, model):
         if packing is not None:

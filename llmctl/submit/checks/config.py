@@ -54,8 +54,8 @@ def generated_data_warnings(config: TrainConfig) -> list[str]:
     if not data.mock_data or has_tokenizer or config.model.architecture != "decoder":
         return []
     return [
-        "data.mock_data: the data is generated and has no tokenizer, so `llmctl generate` will refuse this run; "
-        "for a model that writes text, train on text, which `llmctl data prepare` reads"
+        "data.mock_data: generated data has no tokenizer, so `llmctl generate` refuses this run; "
+        "`llmctl data prepare` makes data of text"
     ]
 
 

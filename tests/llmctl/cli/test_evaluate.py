@@ -28,7 +28,7 @@ def test_a_job_of_one_node_evaluates_the_folder_of_the_run(login_node, capsys, m
         (["nobody"], 5, "llmctl: no run is called 'nobody'"),
         (["mine", "--limit", "3"], 2, "--limit counts items of tasks; give --tasks"),
         (["mine", "--tasks", "a", "--limit", "0"], 2, "'0' is not a whole number of 1 or more"),
-        ([], 2, "give the model: RUN, CKPT or HF_DIR"),
+        ([], 2, "give the model: RUN, CKPT or HF_DIR\nsee llmctl evaluate --help\n"),
     ],
 )
 def test_wrong_words_are_one_sentence_and_start_nothing(login_node, capsys, words, code, says):

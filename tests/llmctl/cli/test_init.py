@@ -1,10 +1,13 @@
 """``llmctl init``: configs that are complete, and can be submitted as they are."""
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from llmctl.cli.main import main
 from tests.llmctl.submit.test_submit import place
@@ -20,6 +23,7 @@ def published(folder: Path, family: Family) -> Path:
     keys = {"model_type": family.model_type, "architectures": [family.architecture], **family.tiny}
     (folder / "config.json").write_text(json.dumps(keys))
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
+    save_file({"weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
     return folder
 
 
@@ -37,6 +41,13 @@ def test_the_config_of_a_folder_is_complete(place, capsys, name) -> None:
     # Nothing in it makes another model of the folder's weights.
     mock = ["--set", "data.data_path=[]", "--set", "data.mock_data=true", "--set", "training.global_batch_size=2"]
     assert main(["submit", "--dry-run", "new.yaml", *mock]) == 0
+    # The words of its comment make the run short, and go with every model.
+    comment = (place / "work/new.yaml").read_text().partition("A first try")[2].partition("\ncheckpoint:")[0]
+    short = re.findall(r"--set \S+=\S+", comment)
+    capsys.readouterr()
+    assert main(["submit", "--dry-run", "new.yaml", *mock[:4], *" ".join(short).split()]) == 0
+    plan = capsys.readouterr().out
+    assert "20 steps = " in plan and "4 samples of 64 = 256 tokens a step" in plan and "fp32" in plan
 
 
 def test_a_script_becomes_the_config_of_import_script(place, capsys) -> None:

@@ -86,3 +86,12 @@ def test_what_does_not_fit_follows_the_page_in_one_pipe():
     lines = piped(TOO_LARGE).splitlines()
     assert lines[0] == "1 node x 4 H100: does not fit"
     assert lines[-2].startswith("does not fit: pipeline rank 0 needs ")
+
+
+def test_notes_below_the_plan_of_submit_are_short_and_wrapped_on_words():
+    lines = on_terminal(["submit", "--dry-run"], 80).splitlines()
+    (last,) = (number for number, line in enumerate(lines) if line.startswith("  defaults"))
+    notes = lines[last + 1 :]
+    assert notes[0] == "no ./llmctl.yaml: the bundled example gpt_small.yaml, on generated data"
+    assert max(map(len, notes)) <= 80 and len(notes) <= 4
+    assert any(line.endswith(" refuses") for line in notes), "a line ends with a word"

@@ -165,8 +165,9 @@ def test_a_terminal_shows_a_progress_line(run, follow):
     seen.wait_for("saved")
     leave(attempt, "completed")
     assert seen.end() == 0
-    # The trainer's lines about steps are in the progress line; the last one stays.
+    # The trainer's lines about steps are in the progress line; the last one stays, before what was written after it.
     assert "59/100  loss" not in seen.seen and seen.seen.count("60/100  loss 4.0000  ETA 0:39") == 1
+    assert seen.seen.index("60/100  loss 4.0000") < seen.seen.index("saved")
     assert re.search(r"\x1b\[\?25h", seen.seen), "the cursor is shown again"
 
 

@@ -163,7 +163,7 @@ def test_a_dry_run_asks_the_other_machine_nothing(context, tmp_path):
     dry = plan(context, dry_run=True)
     assert "/work/runs/r" in dry.rendered.script
     generated, unchecked = dry.warnings
-    assert generated.startswith("data.mock_data: the data is generated and has no tokenizer")
+    assert generated.startswith("data.mock_data: generated data has no tokenizer")
     assert unchecked == f"not checked on {HOST}: /work/runs, /work/runs/r"
     with pytest.raises(AssertionError, match="stat_paths was asked for"):
         plan(context)

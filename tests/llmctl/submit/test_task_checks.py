@@ -69,6 +69,6 @@ def test_names_are_not_read() -> None:
 
 def test_a_run_on_generated_data_is_told_that_generate_will_refuse_it():
     [line] = generated_data_warnings(job_of(data={"mock_data": True}).config)
-    assert line.startswith("data.mock_data: the data is generated and has no tokenizer, so `llmctl generate` will")
+    assert line.startswith("data.mock_data: generated data has no tokenizer, so `llmctl generate` refuses this run; ")
     assert generated_data_warnings(job_of(data={"mock_data": True, "tokenizer_model": "/t.json"}).config) == []
     assert generated_data_warnings(job_of(data={"data_path": ["/d"]}).config) == []

@@ -18,6 +18,7 @@ import yaml
 
 from examples.demo import unigram_loss
 from examples.train_tokenizer import train_byte_level_bpe
+from tests.trainer.data.token_files import write
 from tests.trainer.model.reference_gpt import reference_loss
 from tests.trainer.training.pretraining_job import Job
 from trainer.checkpoint.checksums import checksum_of_metadata
@@ -244,6 +245,20 @@ def test_evaluation_of_a_part(trained: Path, capsys: pytest.CaptureFixture[str])
     arguments = ["--checkpoint", str(trained), "--split", "train", "--data-path", str(trained / "d")]
     assert evaluate.main([*arguments, "--max-tokens", "50"], os.environ) == 0
     assert "iter_0000060 on train, 50 tokens: loss " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("split", "cure"), [("valid", "use --split train, or --data-path with"), ("train", "use --data")]
+)
+def test_a_split_without_tokens_is_named_with_its_data_and_a_cure(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, cure: str
+) -> None:
+    write(tmp_path / "few", [[1]], vocab_size=300)
+    shares = ["--data-path", str(tmp_path / "few"), "--data-split", "1,1,0", "--split", split]
+    assert evaluate.main([str(trained), *shares], os.environ) == 3
+    message = capsys.readouterr().err
+    assert f"--split: the {split} split of {tmp_path}/few has " in message and cure in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
