@@ -50,8 +50,12 @@ def examples(
     source = known[name.removesuffix(_SUFFIX)]
     shown = output or source.name
     target = context.cwd / Path(shown).expanduser()
-    write_new_file(target, source.read_text(encoding="utf-8"), shown)
-    context.tell(f"wrote {shown}\nllmctl submit {shown} --dry-run")
+    text = source.read_text(encoding="utf-8")
+    write_new_file(target, text, shown)
+    next_step = f"llmctl submit {shown} --dry-run"
+    if "data_path:" in text:
+        next_step = f"set data.data_path to your own data; llmctl plan {shown} --cluster NAME --nodes N needs none"
+    context.tell(f"wrote {shown}\n{next_step}")
     return 0
 
 

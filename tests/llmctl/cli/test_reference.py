@@ -73,12 +73,17 @@ def test_the_examples_are_listed_and_copied(own_folders, capsys):
     assert [line.split()[0] for line in listed] == EXAMPLES
     assert all(len(line) <= 120 for line in listed)
     assert main(["examples", "llama3_8b"]) == 0
-    assert capsys.readouterr().err == "wrote llama3_8b.yaml\nllmctl submit llama3_8b.yaml --dry-run\n"
+    told = "set data.data_path to your own data; llmctl plan llama3_8b.yaml --cluster NAME --nodes N needs none"
+    assert capsys.readouterr().err == f"wrote llama3_8b.yaml\n{told}\n"
+    assert main(["plan", "llama3_8b.yaml", "--cluster", "aws-p5", "--nodes", "2"]) == 0
+    assert "8 H100: fits" in capsys.readouterr().out
     assert Path("llama3_8b.yaml").read_bytes() == (BUNDLED / "examples/llama3_8b.yaml").read_bytes()
     assert main(["examples", "llama3_8b"]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main(["examples", "llama3_8b", "-o", "own.yaml"]) == 0
     assert Path("own.yaml").is_file() and own_folders.is_dir()
     capsys.readouterr()
+    assert main(["examples", "gpt_small"]) == main(["submit", "gpt_small.yaml", "--cluster", "local", "--dry-run"]) == 0
+    assert "llmctl submit gpt_small.yaml --dry-run\n" in capsys.readouterr().err
     assert main(["examples", "llama"]) == 2
     assert "no example is called 'llama'" in capsys.readouterr().err
