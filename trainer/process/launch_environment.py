@@ -46,6 +46,15 @@ class LaunchEnvironment:
     launcher: str = "nothing"
     gpus_per_node: int | None = None
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        """True if all ranks are processes of one machine: all are local, or they meet at its loopback address.
+
+        The nodes of a job on cluster local are such processes.
+        """
+        is_loopback = self.master_addr in ("localhost", "::1") or self.master_addr.startswith("127.")
+        return self.local_world_size == self.world_size or is_loopback
+
     def as_variables(self) -> dict[str, str]:
         """Environment variables that torch.distributed and its users read."""
         return {

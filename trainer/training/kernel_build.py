@@ -50,7 +50,7 @@ def prepare_kernels(
 ) -> tuple[KernelSelection, BackgroundKernels | None]:
     """Kernels for the first iterations, and those that follow if the library is built beside them.
 
-    A run on one node, from its first iteration on, need not wait for the library. Collective: all ranks.
+    A run on one machine, from its first iteration on, need not wait for the library. Collective: all ranks.
 
     Args:
         config: the run's config.
@@ -63,7 +63,7 @@ def prepare_kernels(
         is_new: True if the run continues no checkpoint. The same on all ranks.
     """
     following = None
-    if is_new and launch.local_world_size == launch.world_size:
+    if is_new and launch.is_on_one_machine:
         following = begin_in_background(config, settings, device, dtype, is_first_rank=launch.rank == 0)
     if following is None:
         report, is_builder = HeartbeatReport(heartbeat), launch.local_rank == 0

@@ -2,7 +2,13 @@
 
 import pytest
 
-from trainer.process.launch_environment import LaunchError, first_host, port_of_job, resolve_launch_environment
+from trainer.process.launch_environment import (
+    LaunchEnvironment,
+    LaunchError,
+    first_host,
+    port_of_job,
+    resolve_launch_environment,
+)
 
 TORCHRUN = {
     "RANK": "5",
@@ -134,3 +140,18 @@ def test_ports_of_jobs_differ_and_stay_in_range():
     assert min(ports) >= 20000
     assert max(ports) <= 29999
     assert len(set(ports)) > 190
+
+
+@pytest.mark.parametrize(
+    ("address", "local", "world", "expected"),
+    [
+        ("10.0.0.1", 4, 4, True),
+        ("10.0.0.1", 4, 8, False),
+        # Two nodes of cluster local.
+        ("127.0.0.1", 1, 2, True),
+        ("localhost", 1, 2, True),
+    ],
+)
+def test_nodes_of_one_machine_are_recognised(address: str, local: int, world: int, expected: bool) -> None:
+    launch = LaunchEnvironment(master_addr=address, local_world_size=local, world_size=world)
+    assert launch.is_on_one_machine is expected

@@ -109,7 +109,7 @@ def begin_in_background(
 ) -> BackgroundKernels | None:
     """Begin to build a missing library on rank 0; None if the run must wait for it, or has nothing to build.
 
-    Collective: all ranks, on one node.
+    Collective: all ranks, on one machine.
 
     Args:
         config: the run's config.
