@@ -77,7 +77,7 @@ def with_lion(tree: CopiedTree) -> CopiedTree:
     tree.change(masters, "self._step: _AdamW | _SGD\n", "self._step: _AdamW | _SGD | _Lion\n")
     tree.add_after(
         masters,
-        "            self._step = _AdamW(config, masters, moments, decays, adamw, copies)",
+        "            self._step = _AdamW(config, masters, moments, decays, kernels, copies)",
         '        elif config.optimizer == "lion":\n'
         "            self._step = _Lion(config, masters, moments, decays, copies)",
     )

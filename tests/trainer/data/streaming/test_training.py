@@ -55,8 +55,8 @@ def die() -> None:
 
     log = TrainingLoop._log
 
-    def log_and_die(loop: TrainingLoop, *arguments: Any) -> None:
-        log(loop, *arguments)
+    def log_and_die(loop: TrainingLoop, *arguments: Any, **keywords: Any) -> None:
+        log(loop, *arguments, **keywords)
         if loop.progress.iteration == KILLED_AT:
             assert processes_of(Path(os.environ["LLMCTL_RUN_DIR"])), "no process encodes"
             os.kill(os.getpid(), signal.SIGKILL)
