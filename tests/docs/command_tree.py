@@ -24,7 +24,7 @@ _OF_TRAINER: dict[str, Callable[[str, Sequence[str]], Any]] = {
 
 
 def problem_of(words: Sequence[str], *, is_whole: bool = True) -> str | None:
-    """Why a command line is wrong; ``N`` stands for a number; without ``is_whole`` a command may lack arguments."""
+    """Words on a command line that is wrong; ``N`` stands for a number; without ``is_whole`` it may lack arguments."""
     program, *rest = words
     if program == "make":
         return _problem_of_make(rest)

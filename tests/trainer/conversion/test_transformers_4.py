@@ -36,7 +36,7 @@ def is_faulty(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, list[object] | str]:
-    """What a process with transformers 4 says of the export of each model."""
+    """The words of a process with transformers 4 on the export of each model."""
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("models")
     for name, (family, changes) in MODELS.items():

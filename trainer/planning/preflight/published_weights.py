@@ -69,7 +69,11 @@ def _cut(path: str, files: Sequence[str], read: Reader) -> str | None:
         lengths.append(length)
     wanted = [Read(f"{path}/{file}", _LENGTH, length) for file, length in zip(files, lengths, strict=True)]
     for file, length, part in zip(files, lengths, read(wanted) if wanted else (), strict=True):
-        ends = [entry["data_offsets"][1] for entry in _values(part).values() if "data_offsets" in entry]
+        ends = [
+            entry["data_offsets"][1]
+            for entry in _values(part).values()
+            if isinstance(entry, dict) and "data_offsets" in entry
+        ]
         whole = _LENGTH + length + max(ends, default=0)
         if part is None or not ends or part.size < whole:
             has = f"has {part.size:,} of {whole:,} bytes" if part and ends else "has a damaged header"

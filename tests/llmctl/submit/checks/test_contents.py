@@ -192,7 +192,7 @@ def test_an_empty_valid_split_is_told_in_a_dry_run(data: Path, submit: Submit) -
 
 
 def test_a_vocabulary_may_have_any_word_as_token(data: Path, submit: Submit) -> None:
-    """That of GPT-2 has a token model, as a tokenizer.json has a part."""
+    """GPT-2 has a token called model, which is also the name of a part of a tokenizer.json."""
     vocabulary = json.loads((data / "tokenizer.json").read_text())["model"]["vocab"]
     for word in ("model", "config"):
         vocabulary[word] = len(vocabulary)
