@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of the real schedulers that the tests start. Only root can start them: for other users
-# this does nothing, their tests are skipped, and the run says so.
+# Installs the Debian packages of the real schedulers and of the browser that the tests start. Only root can install and
+# start them: for other users this does nothing, their tests are skipped, and the run says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +12,7 @@ packages=(
   gridengine-master gridengine-exec gridengine-client
   openssh-server openssh-client openmpi-bin
   iproute2 iptables procps shellcheck gcc libc6-dev libslurm-dev
+  chromium fonts-dejavu-core
 )
 missing=()
 for package in "${packages[@]}"; do
