@@ -211,8 +211,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "data-impl": WithoutEffect("indexed datasets are always memory-mapped", 1, only=("mmap", "infer")),
     "dataloader-type": WithoutEffect("the data position is a sample count in one fixed order", 1, only=("single",)),
     "log-throughput": WithoutEffect(_REPORTING),
-    "log-params-norm": WithoutEffect("only the norm of the gradient is logged"),
-    "log-num-zeros-in-grad": WithoutEffect("only the norm of the gradient is logged; zeros are not counted"),
     "log-timers-to-tensorboard": WithoutEffect(_REPORTING),
     "log-validation-ppl-to-tensorboard": WithoutEffect(_REPORTING),
     "timing-log-level": WithoutEffect(_REPORTING, 1),

@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from trainer.data_parallel.parameter_shards import is_first_copy
 from trainer.ops.tensor_lists import L2_NORM
+from trainer.optimizer.layer_sums import owned_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from trainer.parallel_model import ParallelModel
 
 # Megatron-LM's guard against a division by zero (clip_grad_by_total_norm_fp32), kept so that loss curves agree.
@@ -34,22 +31,13 @@ class GradientNorm:
         Collective: all ranks of the job, with the same result.
         """
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
-        counted = list(self._counted())
+        gradients = {shard.name: shard.gradient for shard in self._model.gradients.parameter_shards}
+        counted = [part for _, part in owned_parts(self._model, gradients)]
         if counted:
             squares = self._model.kernels[L2_NORM](counted)
         if self._model.mesh.world_size > 1:
             dist.all_reduce(squares)
         return float(squares.sqrt().item())
-
-    def _counted(self) -> Iterator[Tensor]:
-        """Gradients that this rank counts: exactly one rank counts each element of the model."""
-        model = self._model
-        for shard in model.gradients.parameter_shards:
-            layout = model.layouts[shard.name]
-            if not is_first_copy(layout, model.mesh, model.gradients.is_sharded):
-                continue
-            for start, stop in layout.owned_ranges(model.mesh, shard.start, shard.stop):
-                yield shard.gradient[start - shard.start : stop - shard.start]
 
 
 def clip_divisor(norm: float, clip_grad: float) -> float:

@@ -109,6 +109,11 @@ class MixedPrecisionOptimizer:
         """
         return self._steps
 
+    @property
+    def masters(self) -> dict[str, Tensor]:
+        """Live float32 weights of this rank's shards, 1-D by name; some in CPU memory under offloading."""
+        return self._of_all(self._masters, self._offloaded.masters)
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Optimizer state for a checkpoint: kind -> global name -> 1-D state.
 
@@ -120,7 +125,7 @@ class MixedPrecisionOptimizer:
         kinds = {kind: self._of_all(named, self._offloaded.moments[kind]) for kind, named in self._moments.items()}
         if all(parameter.dtype == torch.float32 for parameter in self._model.parameters.values()):
             return kinds
-        masters = self._of_all(self._masters, self._offloaded.masters)
+        masters = self.masters
         dtypes = {shard.name: shard.weight.dtype for shard in self._model.gradients.parameter_shards}
         return {"master": {name: masters[name] for name in masters if dtypes[name] != torch.float32}, **kinds}
 

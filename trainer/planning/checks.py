@@ -16,6 +16,7 @@ from trainer.config.errors import ConfigError
 from trainer.planning.layouts import Layout, divisors, multiples_around, nearest_layouts
 
 if TYPE_CHECKING:
+    from trainer.config.sections.logging import LoggingConfig
     from trainer.config.sections.model import ModelConfig
     from trainer.config.sections.optimizer import OptimizerConfig
     from trainer.config.train_config import TrainConfig
@@ -122,6 +123,7 @@ def check_relations(config: TrainConfig) -> None:
     _check_optimizer(config)
     _check_evaluation(config)
     _check_hugging_face(config)
+    _check_logging(config.logging)
 
 
 def check_world_size(config: TrainConfig, world_size: int) -> None:
@@ -346,4 +348,13 @@ def _check_weight_decay(optimizer: OptimizerConfig) -> None:
             "optimizer.weight_decay_incr_style",
             f"{optimizer.weight_decay_incr_style} needs start_weight_decay and an end_weight_decay of at least that; "
             "set both",
+        )
+
+
+def _check_logging(logging: LoggingConfig) -> None:
+    if (logging.numbers_interval or 0) % (logging.log_interval or 1):
+        raise ConfigError(
+            "logging.numbers_interval",
+            f"{logging.numbers_interval} is not a multiple of logging.log_interval {logging.log_interval}, and only "
+            "multiples of that have a row; use one",
         )

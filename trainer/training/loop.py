@@ -35,6 +35,7 @@ from trainer.process.metrics import (
 )
 from trainer.training.missed_saves import MissedSaves
 from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
+from trainer.training.step_numbers import StepNumbers
 from trainer.training.training_lines import TrainingLines
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class TrainingLoop:
     _missed_saves: MissedSaves = field(init=False)
     _skipped_steps: SkippedSteps = field(init=False)
     _lines: TrainingLines = field(init=False)
+    _numbers: StepNumbers = field(init=False)
     _save_is_due: bool = False
     _began: float = field(default_factory=time.perf_counter)
     _interval_time_s: float = 0.0
@@ -99,6 +101,7 @@ class TrainingLoop:
         self._missed_saves = MissedSaves(checkpoint.max_missed_saves, checkpoint.missed_saves_grace_s)
         self._skipped_steps = SkippedSteps(training.max_skipped_steps, training.skipped_steps_window)
         self._lines = TrainingLines(self.config.logging.log_interval)
+        self._numbers = StepNumbers(self.config.logging, self.model, self.optimizer)
 
     def run(self) -> Ending:
         """Train until train_iters or a stop request, then save.
@@ -164,6 +167,7 @@ class TrainingLoop:
         self.optimizer.set_weight_decay(
             weight_decay(progress.optimizer_steps, self.config.optimizer, training.train_iters)
         )
+        self._numbers.read_gradients(progress.iteration + 1)
         outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
@@ -277,6 +281,7 @@ class TrainingLoop:
             iteration_time_s=self._interval_time_s / self._timed_iterations,
             peak_memory_bytes=int(peak),
         )
+        row |= self._numbers.row(self.progress.iteration, loss_scale)
         self._append(row)
         line = self._lines.next_line(row, is_last=is_last) if self.model.mesh.rank == 0 else None
         if line is not None:

@@ -77,7 +77,7 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         (
             {"logging": {"zzzz": 2}},
             "logging.zzzz",
-            "logging has log_interval, peak_tflops; `llmctl explain logging.KEY`",
+            "logging has log_interval, peak_tflops, log_params_norm, ",
         ),
         ({"model": {"rope_theta": 3}}, "model.rope_theta", "is Megatron-LM's --rope-theta; use model.rotary_base"),
         ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "has no key here: --attention-backend selects"),
@@ -229,3 +229,10 @@ def test_config_is_frozen() -> None:
     config: TrainConfig = build_config(values())
     with pytest.raises(ValueError, match="frozen"):
         config.model.num_layers = 5  # type: ignore[misc]
+
+
+def test_numbers_need_rows_at_their_interval() -> None:
+    assert build_config(values(logging={"log_interval": 4, "numbers_interval": 8})).logging.numbers_interval == 8
+    said = refusal(logging={"log_interval": 4, "numbers_interval": 6})
+    assert said.key == "logging.numbers_interval"
+    assert "6 is not a multiple of logging.log_interval 4" in str(said)
