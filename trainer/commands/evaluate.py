@@ -203,6 +203,7 @@ def _print_metrics(
         answer = {"checkpoint": str(model.checkpoint), "iteration": model.iteration, "tasks": metrics}
         print_text(json.dumps(answer))
         return
+    print_text(f"{'TASK':30} {'METRIC':30} VALUE")
     for task, values in metrics.items():
         for name, value in values.items():
             print_text(f"{task:30} {name:30} {value:.4f}")

@@ -7,12 +7,14 @@ model ``hf``, with the same tokens and the same limits of length.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from lm_eval import utils
+from lm_eval.api import task as task_module
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -47,13 +49,29 @@ def evaluate_tasks(ranks: ModelRanks, encoding: Encoding, tasks: Any, limit: int
     np.random.seed(_SEED)
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(seed=_SEED)
-    found = evaluate(
-        HarnessModel(ranks, encoding), tasks, limit=limit, bootstrap_iters=0, log_samples=False, verbosity="ERROR"
-    )
+    with _without_bars():
+        found = evaluate(
+            HarnessModel(ranks, encoding), tasks, limit=limit, bootstrap_iters=0, log_samples=False, verbosity="ERROR"
+        )
     return {
         name: {_metric(key): float(value) for key, value in values.items() if isinstance(value, int | float)}
         for name, values in {**found["results"], **found.get("groups", {})}.items()
     }
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No bar per task, for which the harness has no switch: bars would run through the lines of a log."""
+
+    def without_bar(items: Iterable[Any], **more: Any) -> Iterable[Any]:
+        del more
+        return items
+
+    bar, task_module.tqdm = task_module.tqdm, without_bar
+    try:
+        yield
+    finally:
+        task_module.tqdm = bar
 
 
 def _metric(key: str) -> str:
@@ -86,6 +104,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         del more
         tokenizer = self._encoding.bare if add_special_tokens is False else self._encoding.around
         return tokenizer.encode(string)
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Log-likelihood of each continuation after its context, and whether it is the greedy one. Without a bar."""
+        del disable_tqdm
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return found
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any

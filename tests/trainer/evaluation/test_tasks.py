@@ -151,6 +151,8 @@ def test_training_writes_the_metrics_of_its_tasks(hub_folder, checkpoints, tasks
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = {row["iteration"]: row["tasks"] for row in rows if "tasks" in row}
     assert found.keys() == {2, 3}
+    logs = [path.read_text() for path in run.rglob("rank-*.log")]
+    assert len(logs) == 2 and not any("it/s]" in log or "%|" in log for log in logs)
     for iteration, metrics in found.items():
         saved = run / "checkpoints" / f"iter_{iteration:07d}"
         assert metrics == metrics_of(saved, tasks[:2], capsys, "--limit", "5")
