@@ -73,6 +73,8 @@ class Heartbeat:
     pid: int | None = None
     warning: str = ""
     """A sentence on something that the run survives, such as a save that a full disk refused."""
+    beside: str = ""
+    """Work beside that of the phase, such as a build."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,8 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
     if values is None or rank is None or time is None:
         return None
     iteration, phase = _int(values, "iteration") or 0, _text(values, "phase")
-    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, _int(values, "pid"), _text(values, "warning"))
+    pid, warning, beside = _int(values, "pid"), _text(values, "warning"), _text(values, "beside")
+    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, pid, warning, beside)
 
 
 def parse_alive(data: bytes | None) -> float | None:

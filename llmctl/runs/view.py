@@ -160,7 +160,9 @@ def _phase(facts: RunFacts) -> str | None:
     newest = attempt.newest_heartbeat if attempt is not None else None
     if attempt is None or newest is None:
         return None
-    return build_progress(attempt.heartbeats) or PHASES.get(newest.phase, newest.phase)
+    beside = dict.fromkeys(beat.beside for beat in attempt.heartbeats if beat.beside)
+    phase = build_progress(attempt.heartbeats) or PHASES.get(newest.phase, newest.phase)
+    return "; ".join([phase, *beside])
 
 
 def _warnings(facts: RunFacts) -> tuple[str, ...]:

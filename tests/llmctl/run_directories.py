@@ -87,8 +87,10 @@ def beat(
     phase: str = "forward",
     host: str = "n1",
     pid: int = 1,
+    **more: str,
 ) -> None:
     values = {
+        **more,
         "rank": rank,
         "host": host,
         "pid": pid,

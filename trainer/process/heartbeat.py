@@ -35,19 +35,23 @@ class Heartbeat:
         self._path = path
         self._fixed = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
         self._warning = ""
-        self._latest: tuple[int, str, float, str] = (0, "start", time.time(), "")
-        self._written: tuple[int, str, float, str] | None = None
+        self._beside = ""
+        self._latest: tuple[int, str, float] = (0, "start", time.time())
+        self._written: tuple[int, str, float, str, str] | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def beat(self, iteration: int, phase: str) -> None:
         """Record the start of ``phase``."""
-        self._latest = (iteration, phase, time.time(), self._warning)
+        self._latest = (iteration, phase, time.time())
 
     def warn(self, sentence: str) -> None:
         """Show a sentence beside the phase from now on; "" takes it back."""
         self._warning = sentence
-        self._latest = (*self._latest[:3], sentence)
+
+    def show_beside(self, what: str) -> None:
+        """Show work beside that of the phase, such as a build, from now on; "" takes it back. From any thread."""
+        self._beside = what
 
     @property
     def phase(self) -> str:
@@ -73,13 +77,15 @@ class Heartbeat:
             self._write()
 
     def _write(self) -> None:
-        latest = self._latest
+        latest = (*self._latest, self._warning, self._beside)
         if self._path is None or latest == self._written:
             return
-        iteration, phase, moment, warning = latest
+        iteration, phase, moment, warning, beside = latest
         values = {**self._fixed, "iteration": iteration, "phase": phase, "time": moment}
         if warning:
             values["warning"] = warning
+        if beside:
+            values["beside"] = beside
         # A full or slow disk must not end a training run because of its heartbeat.
         with contextlib.suppress(OSError):
             try:

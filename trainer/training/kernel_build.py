@@ -31,7 +31,15 @@ class HeartbeatReport(LineReport):
 
     def progress(self, share: float | None) -> None:
         """Begin the phase of the new percentage; None: that of a rank that waits for others."""
-        self._heartbeat.beat(0, KERNEL_BUILD if share is None else f"{KERNEL_BUILD} {int(100 * share)}%")
+        self._heartbeat.beat(0, KERNEL_BUILD if share is None else _percent(share))
+
+    def show_beside_training(self, share: float | None) -> None:
+        """Show the percentage beside the phases of training; None: the build has ended."""
+        self._heartbeat.show_beside("" if share is None else _percent(share))
+
+
+def _percent(share: float) -> str:
+    return f"{KERNEL_BUILD} {int(100 * share)}%"
 
 
 _IN_BACKGROUND = "kernels are being built in the background; the first iterations run on torch operations"
@@ -62,11 +70,13 @@ def prepare_kernels(
         resources: a build beside training ends when they are closed.
         is_new: True if the run continues no checkpoint. The same on all ranks.
     """
-    following = None
+    following, report = None, HeartbeatReport(heartbeat)
     if is_new and launch.is_on_one_machine:
-        following = begin_in_background(config, settings, device, dtype, is_first_rank=launch.rank == 0)
+        is_first = launch.rank == 0
+        show = report.show_beside_training
+        following = begin_in_background(config, settings, device, dtype, show, is_first_rank=is_first)
     if following is None:
-        report, is_builder = HeartbeatReport(heartbeat), launch.local_rank == 0
+        is_builder = launch.local_rank == 0
         return set_up_kernels(config, settings, device, dtype, report, is_builder=is_builder), None
     resources.callback(following.end)
     return replace(following.at_first, notes=[_IN_BACKGROUND]), following

@@ -105,12 +105,12 @@ LOSS_OF_THREE = "loss        █▅▁  from 9.900 to 9.700"
 def test_the_page_of_a_run_shows_its_recent_past(home, index, job, capsys, monkeypatch):
     run = make_run(home / "runs").submit(job)
     attempt = run.start_attempt()
-    beat(attempt, 0, age_s=1, phase="checkpoint")
+    beat(attempt, 0, age_s=1, phase="checkpoint", beside="building the kernels 40%")
     run.metrics(1, 2, peak_memory_bytes=3 << 29)
     index.add(run.record)
     assert main(["status", "demo"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "phase       saving a checkpoint",
+        "phase       saving a checkpoint; building the kernels 40%",
         "rate        0.5 s per iteration, 49s left",
     ]
     run.metrics(3, peak_memory_bytes=1 << 31, tokens_per_s=12345.6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
     from trainer.ops.build.build_settings import BuildSettings
 
+ShowShare = Callable[[float | None], None]
 _NICENESS = 10
 _LIMIT_S = 24 * 3600.0
 """Nothing waits for the build, which is slow while training takes all cores."""
@@ -31,7 +32,13 @@ process has none."""
 
 
 class _QuietReport(LineReport):
-    """No lines at the start and the end of the build, of which the run tells."""
+    """No lines at the start and the end of the build, of which the run tells; only its progress."""
+
+    def __init__(self, show: ShowShare) -> None:
+        self._show = show
+
+    def progress(self, share: float | None) -> None:
+        self._show(share)
 
     @contextmanager
     def building(self, what: str) -> Iterator[None]:
@@ -42,18 +49,20 @@ class _QuietReport(LineReport):
 class LibraryBuild:
     """A build in a thread of low priority, which its compilers inherit. Loads nothing."""
 
-    def __init__(self, settings: BuildSettings) -> None:
+    def __init__(self, settings: BuildSettings, show: ShowShare) -> None:
         self.error: BuildError | None = None
         """Error of the build; None before its end."""
         self._cancelled = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(settings,), name="kernel build", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(settings, show), name="kernel build", daemon=True)
         self._thread.start()
 
-    def _run(self, settings: BuildSettings) -> None:
+    def _run(self, settings: BuildSettings, show: ShowShare) -> None:
         own = threading.get_native_id()
         # Linux has a niceness per thread. A lower one than the present one would need a privilege.
         os.setpriority(os.PRIO_PROCESS, own, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, own)))
-        found = outcome_of(partial(build_unloaded, settings, _QuietReport(), self._cancelled.is_set, _LIMIT_S))
+        report = _QuietReport(show)
+        found = outcome_of(partial(build_unloaded, settings, report, self._cancelled.is_set, _LIMIT_S))
+        show(None)
         self.error = found if isinstance(found, BuildError) else None
 
     @property
@@ -105,7 +114,13 @@ class BackgroundKernels:
 
 
 def begin_in_background(
-    config: TrainConfig, settings: BuildSettings, device: torch.device, dtype: torch.dtype, *, is_first_rank: bool
+    config: TrainConfig,
+    settings: BuildSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    show: ShowShare,
+    *,
+    is_first_rank: bool,
 ) -> BackgroundKernels | None:
     """Begin to build a missing library on rank 0; None if the run must wait for it, or has nothing to build.
 
@@ -116,6 +131,7 @@ def begin_in_background(
         settings: cache folder and compilers.
         device: device of the activations.
         dtype: dtype of the activations.
+        show: shows the share of the library that is built, from another thread; None after the end.
         is_first_rank: True on rank 0.
     """
     if not _may_change(config, device):
@@ -128,7 +144,7 @@ def begin_in_background(
     found = choose_kernels(requested, missing, device, dtype, is_alone=False)
     # The run tells of the build in one line.
     others = {name: [reason for reason in given if reason[0] != "native"] for name, given in found.passed_over.items()}
-    build = LibraryBuild(settings) if is_first_rank else None
+    build = LibraryBuild(settings, show) if is_first_rank else None
     return BackgroundKernels(replace(found, passed_over=others), build, setup, requested, dtype)
 
 

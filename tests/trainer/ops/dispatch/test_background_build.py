@@ -98,6 +98,11 @@ def said(run, attempt=1):
     return (run / f"attempts/{attempt}/rank-00000.log").read_text()
 
 
+def beside(run, rank):
+    """Work beside training, which ``llmctl status`` shows."""
+    return json.loads((run / f"attempts/1/heartbeat/rank-{rank:05d}.json").read_text()).get("beside", "")
+
+
 def stop(run, job, attempt=1):
     """End the run as a cancel does: it saves."""
     (run / f"attempts/{attempt}/stop").touch()
@@ -114,10 +119,13 @@ def test_two_ranks_switch_at_one_iteration(site, tmp_path):
     with site.job(run, 2) as job:
         job.wait_for_iteration(3)
         wait_for(site.compilers, "a compiler")
+        wait_for(lambda: re.fullmatch(r"building the kernels \d+%", beside(run, 0)), "the share of the build")
+        assert beside(run, 1) == ""
         site.open("pass")
         (switched,) = wait_for(lambda: SWITCHED.findall(said(run)), "the switch")
         first = int(switched)
         job.wait_for_iteration(first + 2)
+        wait_for(lambda: beside(run, 0) == "", "the end of the build in the heartbeat")
         stop(run, job)
     text = said(run)
     assert text.count(IN_BACKGROUND) == 1 and "kernels: native (" in text.partition(IN_BACKGROUND)[2]
@@ -197,5 +205,5 @@ def test_a_config_that_fixes_the_kernels_is_built_before_the_run(site, training)
     assert is_unbuilt(settings)
     path = write_run(site.cache.with_name("run"), **training) / "config.yaml"
     config, cpu = build_config(json.loads(path.read_text())), torch.device("cpu")
-    assert begin_in_background(config, settings, cpu, torch.float32, is_first_rank=True) is None
+    assert begin_in_background(config, settings, cpu, torch.float32, print, is_first_rank=True) is None
     assert not Path(site.started).exists()
