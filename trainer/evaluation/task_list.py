@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,9 +102,11 @@ def _check_file(path: Path, where: str) -> None:
 @functools.cache
 def _manager(*, has_names: bool) -> Any:
     """The harness's index. Its own tasks are thousands of files, which take many seconds to list."""
-    # Read when datasets is first imported: its bars would run through the lines of a log.
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from datasets import disable_progress_bars
     from lm_eval.tasks import TaskManager
+
+    # They would run through the lines of a log.
+    disable_progress_bars()
 
     return TaskManager(include_defaults=has_names)
 
