@@ -1,0 +1,107 @@
+"""The rows of a run that count, and the steps that were done in vain. Pure.
+
+A resumed run goes back to its checkpoint. All steps behind that were undone, and their rows are dropped at the first
+row that steps back, also those that the run never does again. A row of an attempt that had lost the run to another does
+not count, as in ``llmctl.runs.metrics``.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+
+from llmctl.runs.series.columns import Columns
+
+
+@dataclass
+class AttemptRows:
+    """One attempt by its rows of training. Times in seconds since 1970, NaN where a row has none.
+
+    Attributes:
+        number: of the attempt.
+        first_iteration: of the first row.
+        last_iteration: of the last row.
+        first_time: time of the first row.
+        last_time: time of the last row.
+        undone_iterations: number of its iterations that a later attempt went back behind.
+        undone_s: time of these iterations.
+    """
+
+    number: int
+    first_iteration: int
+    last_iteration: int
+    first_time: float
+    last_time: float
+    undone_iterations: int = 0
+    undone_s: float = 0.0
+
+
+@dataclass
+class RunHistory:
+    """The rows that count, in ascending order of iteration, and the attempts that wrote rows."""
+
+    rows: Columns = field(default_factory=Columns)
+    attempts: dict[int, AttemptRows] = field(default_factory=dict)
+    _token: int = 0
+
+    def add(self, chunk: Columns) -> None:
+        """Add rows in the order of writing."""
+        begin = 0
+        last, last_is_valid = self._last()
+        attempt = chunk.attempt[0] if len(chunk) else 0
+        of_rows = zip(chunk.iteration, chunk.attempt, chunk.token, chunk.is_valid, strict=True)
+        for position, (iteration, number, token, is_valid) in enumerate(of_rows):
+            if 0 <= token < self._token:
+                self._take(chunk, begin, position)
+                begin = position + 1
+                continue
+            self._token = max(self._token, token)
+            if number != attempt:
+                self._take(chunk, begin, position)
+                begin, attempt = position, number
+            if not (iteration > last or (iteration == last and is_valid and not last_is_valid)):
+                self._take(chunk, begin, position)
+                begin = position
+                self._step_back(iteration, is_valid=bool(is_valid))
+            last, last_is_valid = iteration, is_valid
+        self._take(chunk, begin, len(chunk))
+
+    def _last(self) -> tuple[int, int]:
+        return (self.rows.iteration[-1], self.rows.is_valid[-1]) if len(self.rows) else (-1, 0)
+
+    def _take(self, chunk: Columns, begin: int, end: int) -> None:
+        """Append rows of one attempt."""
+        if begin >= end:
+            return
+        self.rows.extend(chunk, begin, end)
+        first, last = chunk.is_valid.find(0, begin, end), chunk.is_valid.rfind(0, begin, end)
+        if first < 0:
+            return
+        times = chunk.values.get("time")
+        first_time, last_time = (times[first], times[last]) if times is not None else (math.nan, math.nan)
+        number = chunk.attempt[begin]
+        known = self.attempts.get(number)
+        if known is None:
+            span = chunk.iteration[first], chunk.iteration[last]
+            self.attempts[number] = AttemptRows(number, *span, first_time, last_time)
+        else:
+            known.last_iteration, known.last_time = chunk.iteration[last], last_time
+
+    def _step_back(self, iteration: int, *, is_valid: bool) -> None:
+        """Drop what a row of ``iteration`` undoes: that step and all later ones; of a validation, only later steps."""
+        rows = self.rows
+        position = bisect_left(rows.iteration, iteration)
+        if is_valid:
+            position = bisect_right(rows.iteration, iteration)
+            if position and rows.is_valid[position - 1] and rows.iteration[position - 1] == iteration:
+                position -= 1
+        seconds = rows.values.get("iteration_time_s")
+        for row in range(position, len(rows)):
+            attempt = self.attempts.get(rows.attempt[row])
+            if attempt is None or rows.is_valid[row]:
+                continue
+            # A row stands for all iterations since the row before it.
+            steps = rows.iteration[row] - rows.iteration[row - 1] if row else rows.iteration[row]
+            took = seconds[row] if seconds is not None else math.nan
+            attempt.undone_iterations += steps
+            attempt.undone_s += steps * took if math.isfinite(took) else 0.0
+        rows.cut(position)
