@@ -17,6 +17,8 @@ from trainer.model.context import ParallelAxes
 from trainer.model.decoder import GPTStage
 from trainer.model.encoder_decoder.model import EncoderDecoder
 from trainer.model.moe.expert_bias import move_expert_biases
+from trainer.model.moe.losses import coefficients
+from trainer.model.moe.router_numbers import RouterNumbers, router_numbers, take_auxiliary_losses
 from trainer.model.mtp import take_losses
 from trainer.model.sharding import ParameterBuilder, ParameterLayout
 from trainer.model.stage import Stage
@@ -48,6 +50,8 @@ class ParallelModel:
     """Number of layers of the whole model, prediction layers included."""
     prediction_depths: int
     """Tokens after the next one that the model predicts in training."""
+    auxiliary_losses: tuple[str, ...]
+    """Names of the auxiliary losses of layers with experts, in the order of RouterNumbers."""
     axes: ParallelAxes
     mesh: ParallelMesh
     groups: ProcessGroups
@@ -75,13 +79,27 @@ class ParallelModel:
         """Move the expert biases against the load of the step. Collective: all ranks, after each optimizer step."""
         move_expert_biases(self.chunks, self.groups.dp_cp, was_skipped=was_skipped)
 
-    def take_further_losses(self) -> list[float]:
-        """Sum of the token losses and number of labels of each prediction depth in turn, since the last call.
+    @property
+    def router_numbers(self) -> list[RouterNumbers]:
+        """Sums over the micro-batches of this rank's layers with experts."""
+        return router_numbers(self.chunks)
 
-        Summed over all ranks these are the totals of the global batch: each loss counts on one rank only.
+    def take_further_losses(self) -> dict[str, tuple[float, float]]:
+        """This rank's sum and count of each further loss since the last call, by its name in a row.
+
+        Summed over all ranks these are the totals of the global batch: token losses and labels of each prediction
+        depth, and the auxiliary losses of the layers with experts with their number of layers and micro-batches. Every
+        rank has the same names.
         """
-        own = take_losses(self.chunks) if self.mesh.tp_rank == 0 else []
-        return [number for depth in own or [[0.0, 0.0]] * self.prediction_depths for number in depth]
+        depths = [f"mtp_{depth}_loss" for depth in range(1, self.prediction_depths + 1)]
+        found = dict.fromkeys((*depths, *self.auxiliary_losses), (0.0, 0.0))
+        # All tp ranks have the same numbers.
+        if self.mesh.tp_rank == 0 and depths:
+            found |= zip(depths, [(loss, count) for loss, count in take_losses(self.chunks)], strict=False)
+        if self.mesh.tp_rank == 0 and self.auxiliary_losses:
+            *losses, count = take_auxiliary_losses(self.chunks) or (0.0,)
+            found |= {name: (loss, count) for name, loss in zip(self.auxiliary_losses, losses, strict=False)}
+        return found
 
 
 def build_model(
@@ -131,6 +149,7 @@ def build_model(
         schedule=pipeline_schedule(config),
         num_layers=config.model.num_layers + config.model.mtp_num_layers,
         prediction_depths=config.model.mtp_num_layers,
+        auxiliary_losses=tuple(coefficients(config.model)),
         axes=axes,
         mesh=mesh,
         groups=groups,

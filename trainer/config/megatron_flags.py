@@ -184,7 +184,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "padding would not change the result, and this trainer needs none"
     ),
     "moe-router-dtype": WithoutEffect("the router always computes in float32", 1, only=("fp32",)),
-    "moe-per-layer-logging": WithoutEffect("the log contains only the language model's loss"),
     "enable-cuda-graph": WithoutEffect(_FUSION),
     "te-rng-tracker": WithoutEffect(_CORE),
     "manual-gc": WithoutEffect("ranks synchronize once per step, so that garbage collections need no alignment"),

@@ -47,6 +47,7 @@ class LayerSums:
 
     Attributes:
         layers: names of the layers of the whole model, the same on every rank.
+        places: place of each in that list.
     """
 
     def __init__(self, model: ParallelModel) -> None:
@@ -60,7 +61,11 @@ class LayerSums:
         else:
             found = [own]
         self.layers = sorted({layer for layers in found for layer in layers}, key=_in_order)
-        self._places = {layer: place for place, layer in enumerate(self.layers)}
+        self.places = {layer: place for place, layer in enumerate(self.layers)}
+
+    def empty(self, *shape: int) -> Tensor:
+        """Zeros for a sum of each layer, float64 [layers, *shape]."""
+        return torch.zeros((len(self.layers), *shape), dtype=torch.float64, device=self._device)
 
     def squares(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Sum of squares of each layer, float64 [layers], of 1-D tensors by the names of the shards.
@@ -70,11 +75,11 @@ class LayerSums:
         parts: dict[tuple[str, torch.device], list[Tensor]] = {}
         for name, part in owned_parts(self._model, tensors):
             parts.setdefault((layer_of(name), part.device), []).append(part)
-        sums = torch.zeros(len(self.layers), dtype=torch.float64, device=self._device)
+        sums = self.empty()
         kernels = self._model.kernels
         for (layer, device), own in parts.items():
             norm = (kernels if device == self._device else kernels.in_cpu_memory)[L2_NORM]
-            sums[self._places[layer]] += norm(own).to(self._device)
+            sums[self.places[layer]] += norm(own).to(self._device)
         return sums
 
     def zeros(self) -> Tensor:

@@ -152,9 +152,13 @@ def validation_line(row: Mapping[str, Any], train_iters: int) -> str:
     )
 
 
+# Auxiliary losses of layers with experts are left to the rows: with them a line would pass 80 columns.
+_NOT_IN_LINES = ("lm_loss", "valid_loss", "load_balancing_loss", "z_loss")
+
+
 def _further_losses(row: Mapping[str, Any]) -> list[str]:
     """Words for the losses besides that of the next token."""
-    names = [key for key in row if key.endswith("_loss") and key not in ("lm_loss", "valid_loss")]
+    names = [key for key in row if key.endswith("_loss") and key not in _NOT_IN_LINES]
     return [f"{name.replace('_', ' ')} {_number(row[name], '.4f')}" for name in names]
 
 

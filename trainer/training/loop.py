@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
@@ -19,7 +20,7 @@ from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import any_rank, max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
 from trainer.optimizer.learning_rate import learning_rate, weight_decay
-from trainer.pipeline.executor import forward_backward, forward_only
+from trainer.pipeline.executor import forward_backward
 from trainer.process.device import peak_memory_bytes
 from trainer.process.failure import PeerFailedError
 from trainer.process.metrics import (
@@ -33,6 +34,7 @@ from trainer.process.metrics import (
     validation_line,
     validation_row,
 )
+from trainer.training.global_batches import GlobalBatches
 from trainer.training.missed_saves import MissedSaves
 from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
 from trainer.training.step_numbers import StepNumbers
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from trainer.checkpoint.save import CheckpointWriter, MissedSave
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
-    from trainer.data.samples.batches import Split
-    from trainer.data.samples.micro_batch import MicroBatch
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer, StepOutcome
     from trainer.parallel_model import ParallelModel
     from trainer.process.heartbeat import Heartbeat
@@ -91,6 +91,7 @@ class TrainingLoop:
     _skipped_steps: SkippedSteps = field(init=False)
     _lines: TrainingLines = field(init=False)
     _numbers: StepNumbers = field(init=False)
+    _batches: GlobalBatches = field(init=False)
     _save_is_due: bool = False
     _began: float = field(default_factory=time.perf_counter)
     _interval_time_s: float = 0.0
@@ -101,7 +102,8 @@ class TrainingLoop:
         self._missed_saves = MissedSaves(checkpoint.max_missed_saves, checkpoint.missed_saves_grace_s)
         self._skipped_steps = SkippedSteps(training.max_skipped_steps, training.skipped_steps_window)
         self._lines = TrainingLines(self.config.logging.log_interval)
-        self._numbers = StepNumbers(self.config.logging, self.model, self.optimizer)
+        self._batches = GlobalBatches(self.config, self.model, self.data, self.device)
+        self._numbers = StepNumbers(self.config, self.model, self.optimizer)
 
     def run(self) -> Ending:
         """Train until train_iters or a stop request, then save.
@@ -148,16 +150,14 @@ class TrainingLoop:
         began = time.perf_counter()
         progress, training = self.progress, self.config.training
         self._beat("data")
-        micro_batches, own_counts = self._micro_batches("train", progress.consumed_samples)
-        counts = [self.config.global_batch_size(self.model.mesh.dp) * training.seq_length]
-        if self.data.masks_loss:
-            counts = [int(count) for count in sum_over_ranks(list(own_counts.values()), self.device)]
+        micro_batches, own_counts = self._batches.read("train", progress.consumed_samples)
+        labels = self._batches.labels(own_counts)
         self._beat("forward and backward")
         loss = forward_backward(
             self.model,
             micro_batches,
             # A batch without valid tokens has loss 0 and gradient 0, whatever the divisor.
-            valid_tokens=max(1, counts[0]) if len(counts) == 1 else [max(1, count) for count in counts],
+            valid_tokens=[max(1, count) for count in labels.values()] if len(labels) > 1 else max(1, *labels.values()),
             loss_scale=self.optimizer.loss_scaler.scale,
             randomness=StepRandomness(progress.seed, progress.iteration),
         )
@@ -167,35 +167,49 @@ class TrainingLoop:
         self.optimizer.set_weight_decay(
             weight_decay(progress.optimizer_steps, self.config.optimizer, training.train_iters)
         )
-        self._numbers.read_gradients(progress.iteration + 1)
+        self._numbers.read(progress.iteration + 1)
         outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
-        is_lost = self.lock is not None and self.lock.is_known_lost
-        has_kernels = self.switch is not None and self.switch.following.have_ended
-        flags = [float(self._is_to_stop()), float(is_lost), float(has_kernels)]
-        *sums, stops, lost, switches = sum_over_ranks([*self._own_losses(loss, len(counts)), *flags], self.device)
-        if lost:
-            self._end_lost_run()
-        self._count(outcome, dict(zip(own_counts, zip(sums, counts, strict=True), strict=True)))
-        self._count_further_losses()
+        is_number, is_stopped, switches = self._agree(outcome, loss, labels)
         self._interval_time_s += time.perf_counter() - began
         self._timed_iterations += 1
         is_whole = progress.iteration % (self.config.logging.log_interval or 1) == 0
-        is_last = stops > 0.0 or progress.iteration >= training.train_iters or self._is_exit(progress.iteration)
+        is_last = is_stopped or progress.iteration >= training.train_iters or self._is_exit(progress.iteration)
         if is_whole or is_last:
             self._log(outcome, lr, loss_scale, is_last=is_last)
         if is_whole:
             # A resume continues a short last interval, and so logs the rows of an uninterrupted run.
             progress.begin_interval()
             self._interval_time_s, self._timed_iterations = 0.0, 0
-        self._count_skipped(outcome, loss_scale, all(math.isfinite(loss_sum) for loss_sum in sums))
+        self._count_skipped(outcome, loss_scale, is_number)
         if switches and self.switch is not None and not is_last:
             self._beat("switching the kernels")
             self.writer, lines = self.switch.make(progress.iteration, self.writer)
             self.switch = None
             self._say("\n".join(lines))
-        return stops > 0.0
+        return is_stopped
+
+    def _agree(self, outcome: StepOutcome, loss: torch.Tensor, labels: dict[str, int]) -> tuple[bool, bool, bool]:
+        """Count the iteration, with the number of labels of each term of its loss.
+
+        Returns:
+            True if its losses are finite, if any rank has a stop request, and if any has its kernels: the same on every
+            rank.
+        """
+        is_lost = self.lock is not None and self.lock.is_known_lost
+        has_kernels = self.switch is not None and self.switch.following.have_ended
+        flags = [float(self._is_to_stop()), float(is_lost), float(has_kernels)]
+        own, further = self._batches.own_losses(loss, len(labels)), self.model.take_further_losses()
+        totals = sum_over_ranks([*own, *chain.from_iterable(further.values()), *flags], self.device)
+        sums, (stops, lost, switches) = totals[: len(own)], totals[-len(flags) :]
+        if lost:
+            self._end_lost_run()
+        self._count(outcome, dict(zip(labels, zip(sums, labels.values(), strict=True), strict=True)))
+        for name, total, count in zip(further, totals[len(own) :: 2], totals[len(own) + 1 :: 2], strict=False):
+            if math.isfinite(total):
+                self.progress.add_further_loss(name, total, count)
+        return all(map(math.isfinite, sums)), stops > 0.0, switches > 0.0
 
     def _is_exit(self, iteration: int) -> bool:
         """True if exit_interval ends the run after this iteration."""
@@ -240,14 +254,9 @@ class TrainingLoop:
             raise PeerFailedError("losses or gradients are not finite: rank 0 reports it")
         raise NonFiniteError(steps, self.progress.iteration, self.writer.root if self.writer is not None else None)
 
-    def _own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
-        # Every tp rank of the last stage has the same sums; the first of them contributes them.
-        mesh = self.model.mesh
-        return loss.view(-1).tolist() if mesh.computes_loss and mesh.tp_rank == 0 else [0.0] * terms
-
     def _count(self, outcome: StepOutcome, losses: dict[str, tuple[float, int]]) -> None:
         """Count an iteration with the sum of each term of the loss, and the number of its labels."""
-        progress, samples = self.progress, self.config.global_batch_size(self.model.mesh.dp)
+        progress, samples = self.progress, self._batches.samples
         progress.iteration += 1
         progress.consumed_samples += samples
         progress.consumed_tokens += samples * self.config.tokens_per_sample
@@ -259,14 +268,6 @@ class TrainingLoop:
             progress.skipped_iterations += 1
         elif outcome.skipped or not is_number:
             progress.nan_iterations += 1
-
-    def _count_further_losses(self) -> None:
-        if not self.model.prediction_depths:
-            return
-        totals = sum_over_ranks(self.model.take_further_losses(), self.device)
-        for depth, (loss, count) in enumerate(zip(totals[::2], totals[1::2], strict=True), 1):
-            if math.isfinite(loss):
-                self.progress.add_further_loss(f"mtp_{depth}_loss", loss, count)
 
     def _log(self, outcome: StepOutcome, lr: float, loss_scale: float, *, is_last: bool) -> None:
         self._beat("logging")
@@ -296,20 +297,8 @@ class TrainingLoop:
         if not training.eval_iters or not self.data.has("valid"):
             return
         self._beat("evaluation")
-        sums: dict[str, float] = {}
-        counts: dict[str, float] = {}
-        for number in range(training.eval_iters):
-            consumed = number * self.config.global_batch_size(self.model.mesh.dp)
-            micro_batches, own_counts = self._micro_batches("valid", consumed)
-            losses = self._own_losses(forward_only(self.model, micro_batches), len(own_counts))
-            for (name, count), loss in zip(own_counts.items(), losses, strict=True):
-                sums[name] = sums.get(name, 0.0) + loss
-                counts[name] = counts.get(name, 0.0) + count
-        totals = sum_over_ranks([*sums.values(), *counts.values()], self.device)
-        pairs = zip(totals[: len(sums)], totals[len(sums) :], strict=True)
-        means = [total / count if count else None for total, count in pairs]
-        further = dict(zip(list(sums)[1:], means[1:], strict=True))
-        row = validation_row(self.attempt, self.progress.iteration, means[0], further)
+        (_, mean), *others = self._batches.evaluate(training.eval_iters).items()
+        row = validation_row(self.attempt, self.progress.iteration, mean, dict(others))
         self._append(row)
         self._say(validation_line(row, training.train_iters))
 
@@ -373,18 +362,6 @@ class TrainingLoop:
             if problem is None
             else f"iteration {iteration}: the checkpoint is complete, but its Hugging Face folder is not: {problem}"
         )
-
-    def _micro_batches(self, split: Split, consumed_samples: int) -> tuple[list[MicroBatch], dict[str, float]]:
-        """This replica's micro-batches, and this rank's share of the labels of each term of the loss."""
-        mesh = self.model.mesh
-        batches = self.data.micro_batches(split, consumed_samples)
-        # All ranks of a replica read the same whole samples; the first of them contributes the count.
-        speaks = mesh.tp_rank == mesh.cp_rank == mesh.pp_rank == 0
-        counts: dict[str, float] = {}
-        for batch in batches:
-            for name, count in batch.loss_counts.items():
-                counts[name] = counts.get(name, 0.0) + count * speaks
-        return [batch.to(self.device) for batch in batches], counts
 
     def _append(self, row: dict[str, Any]) -> None:
         if self.metrics is not None:

@@ -1,5 +1,7 @@
 """Multi-token prediction equals a plain PyTorch model written from the equations of the paper."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -77,8 +79,10 @@ def check(model, batches, bounds=None, **training):
         assert right.any(), name
         assert distance(built.gradients.main_grad(name)[: len(right)], right) <= SLACK * rounding, name
     assert float(loss) == pytest.approx(expected_loss, rel=1e-6)  # the printed loss is that of the next token alone
-    assert built.take_further_losses() == pytest.approx(totals.flatten().tolist(), rel=1e-5)
-    assert not any(built.take_further_losses())
+    found = built.take_further_losses()
+    assert list(found) == [f"mtp_{depth}_loss" for depth in range(1, len(totals) + 1)]
+    assert [*itertools.chain(*found.values())] == pytest.approx(totals.flatten().tolist(), rel=1e-5)
+    assert set(built.take_further_losses().values()) == {(0.0, 0.0)}
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all-tokens", "masked"])
@@ -107,7 +111,7 @@ def test_evaluation_computes_the_next_token_only():
     for name, parameter in plain.parameters.items():
         parameter.data.copy_(built.parameters[name])
     assert float(with_depths) == float(forward_only(plain, [batch(0, masked=True)]))
-    assert not any(built.take_further_losses())
+    assert set(built.take_further_losses().values()) == {(0.0, 0.0)}
 
 
 def test_parameters_are_those_counted():

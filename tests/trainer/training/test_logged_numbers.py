@@ -30,3 +30,17 @@ def test_numbers_are_in_every_row_or_at_their_interval(tmp_path):
     assert [iteration for iteration, row in other.items() if "layer_grad_norms" in row] == [3]
     total = sum(norm**2 for norm in other[3]["layer_grad_norms"].values()) ** 0.5
     assert total == pytest.approx(found[3]["grad_norm"], rel=1e-5)
+
+
+def test_rows_of_experts_show_their_auxiliary_losses(tmp_path):
+    experts = {"num_experts": 4, "moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.01}
+    each = train(tmp_path / "each", "tp2", training=TRAINING, model=experts, logging={"moe_per_layer_logging": True})
+    for row in each.values():
+        for name in ("load_balancing_loss", "z_loss"):
+            of_layers = [numbers[name] for numbers in row["moe_layers"].values()]
+            assert row[name] == pytest.approx(sum(of_layers) / len(of_layers), rel=1e-9)
+    # Without a request: means over the interval, nothing by layer, and a line of the console as short as ever.
+    whole = train(tmp_path / "whole", "tp2", training=TRAINING, model=experts, logging={"log_interval": 4})
+    assert whole[4]["z_loss"] == pytest.approx(sum(row["z_loss"] for row in each.values()) / 4, rel=1e-9)
+    assert "moe_layers" not in whole[4]
+    assert "z loss" not in (tmp_path / "whole/attempts/1/rank-00000.log").read_text()

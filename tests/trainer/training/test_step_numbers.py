@@ -2,6 +2,7 @@
 
 import math
 from datetime import timedelta
+from itertools import chain
 
 import pytest
 import torch
@@ -11,22 +12,26 @@ from tests.trainer.parity.layout_parity import disturb_vectors
 from tests.trainer.parity.parity_case import VOCAB_SIZE, Case
 from tests.trainer.spawn import DEADLINE_S
 from trainer.config.sections.logging import LoggingConfig
+from trainer.distributed.collectives import sum_over_ranks
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
+from trainer.model.moe.router import Router
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward
-from trainer.training.step_numbers import StepNumbers
+from trainer.training.step_numbers import StepNumbers, router_row
 
-EVERYTHING = LoggingConfig(log_params_norm=True, log_num_zeros_in_grad=True, log_layer_norms=True)
+EVERYTHING = LoggingConfig(
+    log_params_norm=True, log_num_zeros_in_grad=True, log_layer_norms=True, moe_per_layer_logging=True
+)
 # Of norms in float32, whose sums have another order in each layout.
 TOLERANCE = 1e-5
 # Biases of keys, whose gradient is 0 up to rounding: of 3 layers, 2 groups and 4 channels.
 UNCERTAIN_ZEROS = {"qwen": 24}
 
 
-def start(rank, world_size, case):
-    config = case.config()
+def start(rank, world_size, case, logging=EVERYTHING):
+    config = case.config().model_copy(update={"logging": logging})
     mesh = ParallelMesh.build(config, rank, world_size)
     groups = build_process_groups(mesh, timedelta(seconds=DEADLINE_S))
     model = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
@@ -43,15 +48,18 @@ def step(case, config, model, optimizer, numbers, iteration):
         randomness=StepRandomness(config.training.seed, iteration),
     )
     scale = optimizer.loss_scaler.scale
-    numbers.read_gradients(iteration + 1)
+    numbers.read(iteration + 1)
     norm = optimizer.step(config.optimizer.lr).grad_norm
-    return norm, numbers.row(iteration + 1, scale)
+    further = model.take_further_losses()
+    totals = sum_over_ranks(list(chain.from_iterable(further.values())), torch.device("cpu"))
+    means = {name: total / count for name, total, count in zip(further, totals[::2], totals[1::2], strict=True)}
+    return norm, numbers.row(iteration + 1, scale) | means
 
 
 def train(rank, world_size, case, logging):
     """Gradient norm and numbers of one iteration, and the norm of the whole weights that this rank holds."""
-    config, model, optimizer = start(rank, world_size, case)
-    norm, row = step(case, config, model, optimizer, StepNumbers(logging, model, optimizer), 0)
+    config, model, optimizer = start(rank, world_size, case, logging)
+    norm, row = step(case, config, model, optimizer, StepNumbers(config, model, optimizer), 0)
     model.gradients.wait_for_weights()
     whole = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in model.parameters.values()))
     return norm, row, whole
@@ -83,6 +91,11 @@ def assert_same(found, expected, uncertain_zeros):
     for kind in ("layer_grad_norms", "layer_params_norms"):
         assert list(found[kind]) == list(expected[kind])
         assert found[kind] == pytest.approx(expected[kind], rel=TOLERANCE)
+    assert list(found.get("moe_layers", ())) == list(expected.get("moe_layers", ()))
+    for layer, numbers in expected.get("moe_layers", {}).items():
+        assert found["moe_layers"][layer] == pytest.approx(numbers, rel=TOLERANCE)
+    losses = [name for name in expected if name.endswith("_loss")]
+    assert [found[name] for name in losses] == pytest.approx([expected[name] for name in losses], rel=TOLERANCE)
 
 
 LLAMA = Case("llama", micro_batches=2)
@@ -100,6 +113,8 @@ LAYOUTS = [
     LLAMA.but(dp=2, zero=1, offload=True, micro_batches=1),
     MIXTRAL.but(dp=2, ep=2, micro_batches=1),
     MIXTRAL.but(tp=2, dp=2, ep=2, zero=2, micro_batches=1),
+    MIXTRAL.but(cp=2, tp=2, recompute="uniform"),
+    MIXTRAL.but(pp=2, recompute="moe", schedule="zb-h1"),
     Case("deepseek", pp=2, dp=2, ep=2, micro_batches=1),
 ]
 
@@ -122,9 +137,53 @@ def test_layers_have_the_names_of_the_weights(serial):
     ]
 
 
+def route(rank, world_size, case):
+    """The row of one iteration, and by plain formulas the numbers of each layer with experts."""
+    config, model, optimizer = start(rank, world_size, case)
+    numbers = StepNumbers(config, model, optimizer)
+    seen = {}
+    for router in (module for chunk in model.chunks for module in chunk.modules() if isinstance(module, Router)):
+        router.register_forward_hook(lambda router, _, routing: seen.setdefault(id(router), []).append(routing))
+    _, row = step(case, config, model, optimizer, numbers, 0)
+    by_hand = []
+    for routings in seen.values():
+        load = sum(torch.bincount(one.experts.flatten(), minlength=4) for one in routings).double()
+        shares = [torch.bincount(one.experts.flatten(), minlength=4) / one.experts.numel() for one in routings]
+        balance = [4 * (f * one.shares.mean(0)).sum() for f, one in zip(shares, routings, strict=True)]
+        z_loss = [one.logits.logsumexp(1).square().mean() for one in routings]
+        share = load / load.sum()
+        by_hand.append(
+            {
+                "load_balancing_loss": float(torch.stack(balance).mean()),
+                "z_loss": float(torch.stack(z_loss).mean()),
+                "load_max_over_mean": float(load.max() / load.mean()),
+                "load_entropy": float(-(share * share.log()).nansum() / math.log(4)),
+            }
+        )
+    return row, by_hand
+
+
+def test_numbers_of_experts_are_those_of_their_formulas(ranks):
+    [(row, by_hand)] = ranks.run(route, MIXTRAL, world_size=1)
+    assert list(row["moe_layers"]) == ["layers.0", "layers.1", "layers.2"]
+    for found, expected in zip(row["moe_layers"].values(), by_hand, strict=True):
+        assert found == pytest.approx(expected, rel=TOLERANCE)
+    for name in ("load_balancing_loss", "z_loss"):
+        assert row[name] == pytest.approx(sum(layer[name] for layer in by_hand) / 3, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("load", "most", "entropy"), [([3, 3, 3], 1.0, 1.0), ([6, 0, 0], 3.0, 0.0), ([2, 2, 0], 1.5, math.log(2, 3))]
+)
+def test_load_of_experts(load, most, entropy):
+    assert router_row(["z_loss"], [6.0, 4.0, *load]) == pytest.approx(
+        {"z_loss": 1.5, "load_max_over_mean": most, "load_entropy": entropy}
+    )
+
+
 def count_messages(rank, world_size, case, logging):
     """Numbers of rows, and calls of collectives that they took."""
-    config, model, optimizer = start(rank, world_size, case)
+    config, model, optimizer = start(rank, world_size, case, logging)
     calls = []
 
     def counted(function):
@@ -141,10 +200,10 @@ def count_messages(rank, world_size, case, logging):
     try:
         for name in names:
             setattr(dist, name, counted(original[name]))
-        numbers = StepNumbers(logging, model, optimizer)
+        numbers = StepNumbers(config, model, optimizer)
         for iteration in range(4):
             calls_before = len(calls)
-            numbers.read_gradients(iteration + 1)
+            numbers.read(iteration + 1)
             taken.append((sorted(numbers.row(iteration + 1, 1.0)), len(calls) - calls_before))
     finally:
         for name, function in original.items():
@@ -162,10 +221,10 @@ def test_numbers_cost_nothing_unless_asked_and_one_message_at_their_interval(ran
 
 def overflow(rank, world_size, case):
     config, model, optimizer = start(rank, world_size, case)
-    numbers = StepNumbers(EVERYTHING, model, optimizer)
+    numbers = StepNumbers(config, model, optimizer)
     shard = next(shard for shard in model.gradients.parameter_shards if shard.name.startswith("layers.1."))
     shard.gradient[0] = math.inf
-    numbers.read_gradients(1)
+    numbers.read(1)
     return numbers.row(1, 1.0)
 
 
@@ -184,6 +243,6 @@ def test_the_norm_of_16_bit_weights_is_that_of_their_masters(ranks):
 
 def norm_of_masters(rank, world_size, case):
     config, model, optimizer = start(rank, world_size, case)
-    row = step(case, config, model, optimizer, StepNumbers(EVERYTHING, model, optimizer), 0)
+    row = step(case, config, model, optimizer, StepNumbers(config, model, optimizer), 0)
     masters = optimizer.tensors()["master"].values()
     return row, math.sqrt(sum(float(master.double().square().sum()) for master in masters))

@@ -19,5 +19,7 @@ class LoggingConfig(Section):
     """Rows have ``num_zeros_in_grad``, the number of elements of the gradient that are exactly 0."""
     log_layer_norms: bool = False
     """Rows have ``layer_params_norms`` and ``layer_grad_norms``, the norms of parameters and gradient of each layer."""
+    moe_per_layer_logging: bool = False
+    """Rows have ``moe_layers``: of each layer with experts the auxiliary losses and the load of the experts."""
     numbers_interval: PositiveInt | None = None
     """Iterations between rows with the requested numbers; a multiple of log_interval. Unset: every row."""

@@ -22,8 +22,9 @@ from trainer.model.mlp import MLP
 from trainer.model.moe.capacity import kept_choices
 from trainer.model.moe.dispatch import Dispatch, from_experts, to_experts, weights_to_experts
 from trainer.model.moe.experts import Experts
-from trainer.model.moe.losses import attach_loss, auxiliary_loss
+from trainer.model.moe.losses import attach_loss, auxiliary_losses
 from trainer.model.moe.router import Router, Routing
+from trainer.model.moe.router_numbers import RouterNumbers
 from trainer.model.tensor_parallel.collectives import enter_parallel_region, reduce_partial_sums
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class MoE(nn.Module):
         self._axes = axes
         self._kernels = builder.kernels
         self.router = Router(model, builder.under("router"))
+        self.numbers = RouterNumbers(model, builder)
         self.experts = Experts(model, builder.under("experts"), axes.tp, recompute_activation)
         self.shared_expert: MLP | None = None
         if model.moe_shared_expert_intermediate_size is not None:
@@ -98,9 +100,12 @@ class MoE(nn.Module):
     def _with_losses(self, routing: Routing, scale: float) -> torch.Tensor:
         if scale == 0.0 or not torch.is_grad_enabled():
             return routing.weights
-        loss = auxiliary_loss(routing, self._model, self._axes.cp)
-        if loss is None:
+        losses = auxiliary_losses(routing, self._model, self._axes.cp)
+        # A layer that is computed again in backward has run without gradients first: every token counts once.
+        self.numbers.add(routing.experts, losses, self._axes.cp.size)
+        if not losses:
             return routing.weights
+        loss = torch.stack(list(losses.values())).sum()
         # Every tp rank has the full gradient, not a partial sum, and the sum over tp includes it too.
         return attach_loss(routing.weights, loss, scale / self._axes.tp.size)
 

@@ -1,6 +1,7 @@
 """The auxiliary losses of a router.
 
-Only their gradients take part: the reported loss excludes them.
+Only their gradients take part: ``lm_loss`` excludes them. Rows show each without its coefficient, as Megatron-LM does:
+the mean over micro-batches, replicas and layers with experts.
 
 Legend: T tokens of the whole micro-batch, all of its S x B whatever the layout and the loss mask; E experts, K experts
 chosen per token.
@@ -25,22 +26,29 @@ if TYPE_CHECKING:
     from trainer.model.moe.router import Routing
 
 
-def auxiliary_loss(routing: Routing, model: ModelConfig, cp: ContextParallel) -> torch.Tensor | None:
-    """This rank's part of one layer's auxiliary losses of a micro-batch.
+def coefficients(model: ModelConfig) -> dict[str, float]:
+    """The model's auxiliary losses by Megatron-LM's names, with their coefficients."""
+    found = {}
+    if model.num_experts is not None and model.moe_router_load_balancing_type == "aux_loss":
+        found["load_balancing_loss"] = model.moe_aux_loss_coeff
+    if model.num_experts is not None and model.moe_z_loss_coeff:
+        found["z_loss"] = model.moe_z_loss_coeff
+    return {name: factor for name, factor in found.items() if factor > 0.0}
 
-    A scalar that includes the coefficients.
 
-    The sum over cp is the loss of the whole micro-batch, and the sum of the gradients is its gradient. None if the
+def auxiliary_losses(routing: Routing, model: ModelConfig, cp: ContextParallel) -> dict[str, torch.Tensor]:
+    """This rank's part of each of one layer's auxiliary losses of a micro-batch: scalars with their coefficients.
+
+    The sum over cp is the loss of the whole micro-batch, and the sum of the gradients is its gradient. Empty if the
     model has no such losses. Collective: all cp ranks.
     """
     num_tokens = len(routing.experts) * cp.size
-    loss = None
-    if model.moe_router_load_balancing_type == "aux_loss" and model.moe_aux_loss_coeff > 0.0:
-        loss = load_balancing_loss(routing, num_tokens, cp) * model.moe_aux_loss_coeff
-    if model.moe_z_loss_coeff:
-        z_loss = routing.logits.logsumexp(1).square().sum() * (model.moe_z_loss_coeff / num_tokens)
-        loss = z_loss if loss is None else loss + z_loss
-    return loss
+    factors, losses = coefficients(model), {}
+    if "load_balancing_loss" in factors:
+        losses["load_balancing_loss"] = load_balancing_loss(routing, num_tokens, cp) * factors["load_balancing_loss"]
+    if "z_loss" in factors:
+        losses["z_loss"] = routing.logits.logsumexp(1).square().sum() * (factors["z_loss"] / num_tokens)
+    return losses
 
 
 def load_balancing_loss(routing: Routing, num_tokens: int, cp: ContextParallel) -> torch.Tensor:
