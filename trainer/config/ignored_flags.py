@@ -80,12 +80,51 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "the values of the log are fixed; metrics.jsonl has all of them",
+        "rows of metrics.jsonl always have loss_scale",
         """
-        disable-log-loss-scale-to-tensorboard disable-straggler-on-startup log-device-memory-used log-energy
-        log-max-attention-logit log-memory-interval=1 log-memory-to-tensorboard log-progress log-straggler
-        log-world-size-to-tensorboard logging-level=1 no-barrier-with-level-1-timing
-        no-log-loss-scale-to-tensorboard straggler-ctrlr-port=1 straggler-minmax-count=1
+        disable-log-loss-scale-to-tensorboard no-log-loss-scale-to-tensorboard
+        """,
+    ),
+    (
+        "the speeds of ranks are not compared; --timing-log-level 1 with --no-barrier-with-level-1-timing shows the "
+        "fastest and the slowest rank in each part of a step",
+        """
+        disable-straggler-on-startup log-straggler straggler-ctrlr-port=1 straggler-minmax-count=1
+        """,
+    ),
+    (
+        "energy is not measured, and not logged",
+        """
+        log-energy
+        """,
+    ),
+    (
+        "the largest attention logit is not logged, because the kernels do not keep it",
+        """
+        log-max-attention-logit
+        """,
+    ),
+    (
+        "rows of metrics.jsonl have the memory with --log-memory-to-tensorboard; logging.numbers_interval spaces them",
+        """
+        log-memory-interval=1
+        """,
+    ),
+    (
+        "no progress.txt is written; rows of metrics.jsonl always have iteration, consumed_tokens and the speed",
+        """
+        log-progress
+        """,
+    ),
+    (
+        "messages of the trainer have a single level, and the log of each rank has all of them",
+        """
+        logging-level=1
+        """,
+    ),
+    (
+        "no TensorBoard file is written",
+        """
         tensorboard-log-interval=1
         """,
     ),

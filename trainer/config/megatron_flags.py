@@ -102,6 +102,11 @@ ALIASES: dict[str, Alias] = {
     "deepspeed-activation-checkpointing": _FULL_RECOMPUTE,
     "zero-stage": Alias("parallel.data_parallel_sharding_strategy", words=_ZERO_STAGES),
     "no-pipeline-parallel": Alias("parallel.pipeline_model_parallel_size", 1, yields=True),
+    "log-memory-to-tensorboard": Alias("logging.log_memory", True),
+    "log-device-memory-used": Alias("logging.log_memory", True),
+    "log-batch-size-to-tensorboard": Alias("logging.log_batch_size", True),
+    "log-world-size-to-tensorboard": Alias("logging.log_world_size", True),
+    "no-barrier-with-level-1-timing": Alias("logging.barrier_with_level_1_timing", False),
     "use-torch-fsdp2": Alias("parallel.data_parallel_sharding_strategy", "optim_grads_params", yields=True),
 }
 
@@ -113,7 +118,6 @@ _BALANCED = "stages are always balanced by cost, including embedding and loss"
 _EXPERT_KERNELS = "expert kernels are selected for the device; the result is the same"
 _FP32_STATE = "main gradients, master weights and moments are always float32"
 _DISPATCHERS = ("alltoall", "alltoall_seq", "allgather", "flex")
-_REPORTING = "metrics.jsonl and the log always contain this value"
 _DEEPSPEED = "is a flag of Megatron-DeepSpeed; "
 _SCHEDULE = "the learning rate always follows the config, and the number of steps the checkpoint"
 _WANDB = "metrics go to metrics.jsonl in the run directory; nothing is sent to Weights & Biases"
@@ -209,10 +213,11 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "null-tokenizer-pad-id": WithoutEffect("no token id means padding", 1),
     "data-impl": WithoutEffect("indexed datasets are always memory-mapped", 1, only=("mmap", "infer")),
     "dataloader-type": WithoutEffect("the data position is a sample count in one fixed order", 1, only=("single",)),
-    "log-throughput": WithoutEffect(_REPORTING),
-    "log-timers-to-tensorboard": WithoutEffect(_REPORTING),
-    "log-validation-ppl-to-tensorboard": WithoutEffect(_REPORTING),
-    "timing-log-level": WithoutEffect(_REPORTING, 1),
+    "log-throughput": WithoutEffect("rows of metrics.jsonl always have tokens_per_s, tflops_per_device and mfu"),
+    "log-timers-to-tensorboard": WithoutEffect(
+        "rows of metrics.jsonl always have iteration_time_s, and with --timing-log-level the timers of the parts"
+    ),
+    "log-validation-ppl-to-tensorboard": WithoutEffect("rows of evaluations always have valid_ppl"),
     "tensorboard-dir": WithoutEffect(
         "metrics go to metrics.jsonl in the run directory; no TensorBoard file is written", 1
     ),
@@ -231,12 +236,10 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "--attention-backend selects the kernels; the default is the fastest backend that supports the config"
     ),
     "deepspeed": WithoutEffect(_DEEPSPEED + "this trainer has its own ZeRO, which --zero-stage selects"),
-    "log-batch-size-to-tensorboard": WithoutEffect("no TensorBoard file is written"),
     "log-optimizer-states-to-tensorboard": WithoutEffect(
         _DEEPSPEED + "of the optimizer's state only the norm of the gradient is logged"
     ),
     "override-opt-param-scheduler": WithoutEffect(_SCHEDULE),
-    "timing-log-option": WithoutEffect(_REPORTING, 1),
     "ckpt-format": WithoutEffect("there is a single checkpoint format, which every parallel layout can load", 1),
     "use-dist-ckpt": WithoutEffect("there is a single checkpoint format, which every parallel layout can load"),
     **{name: WithoutEffect(*meaning) for name, meaning in ignored_flags().items()},

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trainer.data.samples.further_tokens import with_further_tokens
 from trainer.data.samples.micro_batch import MicroBatch
+from trainer.distributed.step_timers import StepTimers, measured
 from trainer.pipeline.communication import PipelinePeers, build_communicator
 from trainer.pipeline.seeded_backward import SeededBackward
 from trainer.pipeline.weight_gradients import WeightGradientQueue, deferring
@@ -35,6 +36,7 @@ def forward_backward(
     valid_tokens: int | Sequence[int],
     loss_scale: float,
     randomness: StepRandomness,
+    timers: StepTimers | None = None,
 ) -> Tensor:
     """Forward and backward of this replica's part of one global batch. Collective: all ranks.
 
@@ -51,6 +53,7 @@ def forward_backward(
             terms, the labels of each (MicroBatch.loss_counts).
         loss_scale: factor that prevents underflow of fp16 gradients; 1 otherwise.
         randomness: dropout streams of this iteration.
+        timers: of the parts of the step.
 
     Returns:
         Sum of the token losses of this rank's part of its micro-batches, float64 scalar, neither averaged nor scaled;
@@ -62,9 +65,10 @@ def forward_backward(
     depths = model.prediction_depths if model.mesh.computes_loss else 0
     micro_batches = [model.axes.cp.shard_micro_batch(with_further_tokens(batch, depths)) for batch in micro_batches]
     factors = loss_scale / torch.tensor(valid_tokens, dtype=torch.float64)
-    training = TrainingStep(model, micro_batches, factors, aux_loss_scale, randomness)
+    training = TrainingStep(model, micro_batches, factors, aux_loss_scale, randomness, timers)
     training.run(build_schedule(model.schedule, model.placement.pp, model.placement.chunks, len(micro_batches)))
-    model.gradients.finish()
+    with measured(timers, "gradient_sync"):
+        model.gradients.finish()
     return training.loss_sum
 
 
@@ -73,6 +77,7 @@ def run_row(
     rank: int,
     peers: PipelinePeers | None,
     perform: Callable[[Action, Tensor | None], Tensor | None],
+    timers: StepTimers | None = None,
 ) -> None:
     """Run one rank's row of a table.
 
@@ -84,14 +89,17 @@ def run_row(
         peers: connects the ranks; None on a pipeline of one rank.
         perform: executes one action: takes the action's input by the table and returns its output by the table.
             Either is None if the table has no message for it.
+        timers: of the messages.
     """
     communicator = build_communicator(peers, schedule, rank)
     outgoing: Tensor | None = None
     for step, action in enumerate(schedule.stages[rank]):
         # This frame must not keep the last output alive: its memory is free as soon as it was sent.
-        incoming, outgoing = communicator.exchange(step, outgoing), None
+        with measured(timers, "pipeline_communication"):
+            incoming, outgoing = communicator.exchange(step, outgoing), None
         outgoing = perform(action, incoming)
-    communicator.finish(outgoing)
+    with measured(timers, "pipeline_communication"):
+        communicator.finish(outgoing)
 
 
 class TrainingStep:
@@ -104,7 +112,9 @@ class TrainingStep:
         loss_factors: Tensor,
         aux_loss_scale: float,
         randomness: StepRandomness,
+        timers: StepTimers | None = None,
     ) -> None:
+        self._timers = timers
         self._model = model
         self._micro_batches = micro_batches
         self._loss_factors = loss_factors.to(_device(model), torch.float32)
@@ -125,7 +135,12 @@ class TrainingStep:
         with ExitStack() as stack:
             if any(action.kind is ActionKind.BACKWARD_WEIGHT for action in backwards):
                 self._queues = [stack.enter_context(deferring(chunk)) for chunk in chunks]
-            run_row(schedule, rank, _peers(self._model, self._micro_batches), self.perform)
+            run_row(schedule, rank, _peers(self._model, self._micro_batches), self._time, self._timers)
+
+    def _time(self, action: Action, incoming: Tensor | None) -> Tensor | None:
+        is_forward = action.kind is ActionKind.FORWARD
+        with measured(self._timers, "forward_compute" if is_forward else "backward_compute"):
+            return self.perform(action, incoming)
 
     def perform(self, action: Action, incoming: Tensor | None) -> Tensor | None:
         """Execute one action of the table; see run_row."""

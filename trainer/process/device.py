@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,6 +60,22 @@ def _refuse_silent_cpu(config: TrainingConfig, launch: LaunchEnvironment) -> Non
 def device_name(device: torch.device) -> str:
     """Name of the device, for messages and for the table of peak speeds."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def memory_bytes(device: torch.device) -> dict[str, int]:
+    """Memory in use now, by the names of a row: of this process, and on a GPU of all processes that share the device.
+
+    ``memory_allocated_bytes`` is allocated on a GPU, resident on the CPU.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return {
+            "memory_allocated_bytes": int(torch.cuda.memory_allocated(device)),
+            "memory_reserved_bytes": int(torch.cuda.memory_reserved(device)),
+            "device_memory_used_bytes": total - free,
+        }
+    resident = int(Path("/proc/self/statm").read_text().split()[1])  # pages (proc_pid_statm(5))
+    return {"memory_allocated_bytes": resident * os.sysconf("SC_PAGE_SIZE")}
 
 
 def peak_memory_bytes(device: torch.device) -> int:

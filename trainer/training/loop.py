@@ -19,6 +19,7 @@ import torch
 from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import any_rank, max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
+from trainer.distributed.step_timers import StepTimers
 from trainer.optimizer.learning_rate import learning_rate, weight_decay
 from trainer.pipeline.executor import forward_backward
 from trainer.process.device import peak_memory_bytes
@@ -90,6 +91,7 @@ class TrainingLoop:
     _missed_saves: MissedSaves = field(init=False)
     _skipped_steps: SkippedSteps = field(init=False)
     _lines: TrainingLines = field(init=False)
+    _timers: StepTimers = field(init=False)
     _numbers: StepNumbers = field(init=False)
     _batches: GlobalBatches = field(init=False)
     _save_is_due: bool = False
@@ -103,6 +105,7 @@ class TrainingLoop:
         self._skipped_steps = SkippedSteps(training.max_skipped_steps, training.skipped_steps_window)
         self._lines = TrainingLines(self.config.logging.log_interval)
         self._batches = GlobalBatches(self.config, self.model, self.data, self.device)
+        self._timers = StepTimers(self.config.logging, self.device)
         self._numbers = StepNumbers(self.config, self.model, self.optimizer)
 
     def run(self) -> Ending:
@@ -150,17 +153,21 @@ class TrainingLoop:
         began = time.perf_counter()
         progress, training = self.progress, self.config.training
         self._beat("data")
-        micro_batches, own_counts = self._batches.read("train", progress.consumed_samples)
-        labels = self._batches.labels(own_counts)
+        with self._timers.measure("data"):
+            micro_batches, own_counts = self._batches.read("train", progress.consumed_samples)
+            labels = self._batches.labels(own_counts)
+        # A batch without valid tokens has loss 0 and gradient 0, whatever the divisor.
+        divisors = [max(1, count) for count in labels.values()]
         self._beat("forward and backward")
-        loss = forward_backward(
-            self.model,
-            micro_batches,
-            # A batch without valid tokens has loss 0 and gradient 0, whatever the divisor.
-            valid_tokens=[max(1, count) for count in labels.values()] if len(labels) > 1 else max(1, *labels.values()),
-            loss_scale=self.optimizer.loss_scaler.scale,
-            randomness=StepRandomness(progress.seed, progress.iteration),
-        )
+        with self._timers.measure("forward_backward"):
+            loss = forward_backward(
+                self.model,
+                micro_batches,
+                valid_tokens=divisors if len(divisors) > 1 else divisors[0],
+                loss_scale=self.optimizer.loss_scaler.scale,
+                randomness=StepRandomness(progress.seed, progress.iteration),
+                timers=self._timers,
+            )
         self._beat("optimizer")
         lr = learning_rate(progress.optimizer_steps, self.config.optimizer, training.train_iters)
         loss_scale = self.optimizer.loss_scaler.scale
@@ -168,7 +175,8 @@ class TrainingLoop:
             weight_decay(progress.optimizer_steps, self.config.optimizer, training.train_iters)
         )
         self._numbers.read(progress.iteration + 1)
-        outcome = self.optimizer.step(lr)
+        with self._timers.measure("optimizer"):
+            outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
         is_number, is_stopped, switches = self._agree(outcome, loss, labels)
@@ -182,6 +190,7 @@ class TrainingLoop:
             # A resume continues a short last interval, and so logs the rows of an uninterrupted run.
             progress.begin_interval()
             self._interval_time_s, self._timed_iterations = 0.0, 0
+            self._timers.begin_interval()
         self._count_skipped(outcome, loss_scale, is_number)
         if switches and self.switch is not None and not is_last:
             self._beat("switching the kernels")
@@ -282,7 +291,7 @@ class TrainingLoop:
             iteration_time_s=self._interval_time_s / self._timed_iterations,
             peak_memory_bytes=int(peak),
         )
-        row |= self._numbers.row(self.progress.iteration, loss_scale)
+        row |= self._numbers.row(self.progress.iteration, loss_scale) | self._timers.row(self._timed_iterations)
         self._append(row)
         line = self._lines.next_line(row, is_last=is_last) if self.model.mesh.rank == 0 else None
         if line is not None:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from trainer.distributed.collectives import max_over_ranks
 from trainer.optimizer.layer_sums import LayerSums, layer_of
+from trainer.process.device import memory_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +38,8 @@ class StepNumbers:
     - ``layer_params_norms`` and ``layer_grad_norms``: the same norm, and the norm of the gradient before clipping and
       without the loss scale, of each layer. A norm that is not finite is None.
     - ``moe_layers``: see ``router_row``.
+    - ``memory_allocated_bytes`` and so on: the largest value of any rank.
+    - ``batch_size`` and ``world_size``.
     """
 
     def __init__(self, config: TrainConfig, model: ParallelModel, optimizer: MixedPrecisionOptimizer) -> None:
@@ -43,6 +47,7 @@ class StepNumbers:
         self._config, self._model, self._optimizer = config.logging, model, optimizer
         asked = config.logging
         self._interval = asked.numbers_interval or asked.log_interval or 1
+        self._batch_size = config.global_batch_size(model.mesh.dp)
         self._num_experts = config.model.num_experts or 0
         self._routers = model.router_numbers if asked.moe_per_layer_logging else []
         for router in self._routers:
@@ -90,9 +95,30 @@ class StepNumbers:
             iteration: as in ``read``.
             loss_scale: factor of its gradients.
         """
-        asked, sums = self._config, self._sums
-        if sums is None or iteration % self._interval:
+        if iteration % self._interval:
             return {}
+        row = self._of_job()
+        if self._sums is not None:
+            row |= self._of_model(self._sums, loss_scale)
+        return row
+
+    def _of_job(self) -> dict[str, int]:
+        """Memory and sizes. Collective: all ranks, for the memory."""
+        row = {}
+        if self._config.log_memory:
+            device = next(iter(self._model.parameters.values())).device
+            own = memory_bytes(device)
+            largest = max_over_ranks([float(value) for value in own.values()], device)
+            row = {name: int(value) for name, value in zip(own, largest, strict=True)}
+        if self._config.log_batch_size:
+            row["batch_size"] = self._batch_size
+        if self._config.log_world_size:
+            row["world_size"] = self._model.mesh.world_size
+        return row
+
+    def _of_model(self, sums: LayerSums, loss_scale: float) -> dict[str, Any]:
+        """Numbers that are sums over the elements of the model. Collective: all ranks."""
+        asked = self._config
         if asked.log_params_norm or asked.log_layer_norms:
             self._parts["parameters"] = sums.squares(self._optimizer.masters)
         totals = self._totals()

@@ -77,7 +77,7 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         (
             {"logging": {"zzzz": 2}},
             "logging.zzzz",
-            "logging has log_interval, peak_tflops, log_params_norm, ",
+            "more; `llmctl explain logging.KEY` explains one",
         ),
         ({"model": {"rope_theta": 3}}, "model.rope_theta", "is Megatron-LM's --rope-theta; use model.rotary_base"),
         ({"model": {"use-flash-attn": True}}, "model.use-flash-attn", "has no key here: --attention-backend selects"),

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
-from tests.resume_torture import Attempt, config_of, rows
+from tests.resume_torture import Attempt, config_of
+from trainer.process.device import memory_bytes
 
 
 def train(run, variant, **changes):
@@ -16,7 +18,8 @@ def train(run, variant, **changes):
     (run / "config.yaml").write_text(json.dumps(values))
     with Attempt(run, 1) as attempt:
         assert attempt.finish() == "completed"
-    return {iteration: row for (iteration, is_valid), row in rows(run).items() if not is_valid}
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["iteration"]: row for row in found if "lm_loss" in row}
 
 
 TRAINING = {"train_iters": 4, "eval_iters": 0}
@@ -44,3 +47,25 @@ def test_rows_of_experts_show_their_auxiliary_losses(tmp_path):
     assert whole[4]["z_loss"] == pytest.approx(sum(row["z_loss"] for row in each.values()) / 4, rel=1e-9)
     assert "moe_layers" not in whole[4]
     assert "z loss" not in (tmp_path / "whole/attempts/1/rank-00000.log").read_text()
+
+
+def test_timers_memory_and_sizes(tmp_path):
+    asked = {"log_memory": True, "log_batch_size": True, "log_world_size": True, "timing_log_level": 2}
+    found = train(tmp_path / "run", "pp2", training=TRAINING, logging=asked)
+    for row in found.values():
+        assert (row["batch_size"], row["world_size"]) == (8, 2)
+        assert row["memory_allocated_bytes"] > 0
+        assert "memory_reserved_bytes" not in row
+        times = row["timers_s"]
+        assert all(0.0 < part["min"] <= part["max"] for part in times.values())
+        parts = ("forward_compute", "backward_compute", "pipeline_communication", "gradient_sync")
+        assert max(times[part]["max"] for part in parts) < times["forward_backward"]["max"]
+        assert times["forward_backward"]["min"] + times["optimizer"]["min"] < row["iteration_time_s"]
+
+
+def test_memory_of_a_process_on_the_cpu():
+    device = torch.device("cpu")
+    before = memory_bytes(device)["memory_allocated_bytes"]
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    now = memory_bytes(device)["memory_allocated_bytes"]
+    assert before + held.numel() / 2 < now

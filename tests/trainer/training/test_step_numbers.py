@@ -217,6 +217,9 @@ def test_numbers_cost_nothing_unless_asked_and_one_message_at_their_interval(ran
     assert not calls and taken == [([], 0)] * 4
     _, taken = ranks.run(count_messages, case, LoggingConfig(log_params_norm=True, numbers_interval=2), world_size=2)[0]
     assert taken == [([], 0), (["params_norm"], 1)] * 2
+    sizes = LoggingConfig(log_memory=True, log_batch_size=True, log_world_size=True)
+    _, taken = ranks.run(count_messages, case, sizes, world_size=2)[0]
+    assert taken == [(["batch_size", "memory_allocated_bytes", "world_size"], 1)] * 4
 
 
 def overflow(rank, world_size, case):

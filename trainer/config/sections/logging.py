@@ -1,5 +1,7 @@
 """Section ``logging``: logging and metrics."""
 
+from typing import Literal
+
 from pydantic import PositiveFloat, PositiveInt
 
 from trainer.config.sections.section import Section
@@ -21,5 +23,19 @@ class LoggingConfig(Section):
     """Rows have ``layer_params_norms`` and ``layer_grad_norms``, the norms of parameters and gradient of each layer."""
     moe_per_layer_logging: bool = False
     """Rows have ``moe_layers``: of each layer with experts the auxiliary losses and the load of the experts."""
+    log_memory: bool = False
+    """Rows have ``memory_allocated_bytes`` and, on GPUs, ``memory_reserved_bytes`` and ``device_memory_used_bytes``."""
+    log_batch_size: bool = False
+    """Rows have ``batch_size``, the samples of a global batch."""
+    log_world_size: bool = False
+    """Rows have ``world_size``, the number of ranks."""
     numbers_interval: PositiveInt | None = None
     """Iterations between rows with the requested numbers; a multiple of log_interval. Unset: every row."""
+    timing_log_level: Literal[0, 1, 2] = 0
+    """Rows have ``timers_s``, the times of the parts of a step. 1: data, forward and backward, gradient sync and
+    optimizer. 2: also forward, backward and pipeline messages. Ranks wait for their device at both ends of a part, so
+    that a run is slower."""
+    timing_log_option: Literal["minmax", "max", "all"] = "minmax"
+    """Times of the fastest and the slowest rank, of the slowest, or of all."""
+    barrier_with_level_1_timing: bool = True
+    """Ranks wait for each other before each part of level 1, so that it does not contain the wait for a slow rank."""
