@@ -150,10 +150,11 @@ class StepNumbers:
         return totals
 
 
-def router_row(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
+def router_row(names: Sequence[str], sums: Sequence[float]) -> dict[str, float | None]:
     """The numbers of one layer with experts in a row; empty for another layer.
 
-    - The auxiliary losses without their coefficients, means over the micro-batches of the iteration.
+    - The auxiliary losses without their coefficients, means over the micro-batches of the iteration; None if not
+      finite.
     - ``load_max_over_mean``: choices of the expert with most of them, over the mean; 1 if all have the same.
     - ``load_entropy``: entropy of the experts' shares over the largest possible one: 1 if all have the same share, 0 if
       one has all. Choices count before any is dropped.
@@ -169,7 +170,10 @@ def router_row(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
     shares = [count / choices for count in load]
     entropy = -sum(share * math.log(share) for share in shares if share)
     return {
-        **{name: loss / micro_batches for name, loss in zip(names, losses, strict=True)},
+        **{
+            name: loss / micro_batches if math.isfinite(loss) else None
+            for name, loss in zip(names, losses, strict=True)
+        },
         "load_max_over_mean": max(shares) * len(shares),
         "load_entropy": entropy / math.log(len(shares)) if len(shares) > 1 else 1.0,
     }

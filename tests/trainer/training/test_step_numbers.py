@@ -181,6 +181,10 @@ def test_load_of_experts(load, most, entropy):
     )
 
 
+def test_an_auxiliary_loss_that_is_not_finite_is_none():
+    assert router_row(["z_loss"], [math.nan, 4.0, 1.0, 1.0])["z_loss"] is None
+
+
 def count_messages(rank, world_size, case, logging):
     """Numbers of rows, and calls of collectives that they took."""
     config, model, optimizer = start(rank, world_size, case, logging)
