@@ -1,0 +1,1 @@
+"""The page of ``llmctl report``: gather -> tables, charts, timeline -> page. Only ``gather`` does I/O."""

@@ -1,0 +1,234 @@
+"""The tables of the page as text: head, attempts, faults, plan beside measured. Pure."""
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from llmctl.durations import duration_text
+from llmctl.operate.report.gather import Attempt, ReportedRun
+from llmctl.operate.report.secret_words import shown_command
+from llmctl.operate.report.time_spent import time_parts
+from llmctl.runs.number_text import iteration_time_text, loss_text, memory_text, rate_text
+
+_BAR = 1000.0
+"""Width of a bar of time."""
+_MOST_HOSTS = 8
+_LEAST_SHOWN = 1 << 20
+_TONES = {"completed": "good", "running": "busy", "pending": "busy", "cancelled": "calm", "unknown": "calm"}
+"""State -> tone of its mark; every other state is a failure."""
+
+
+def head_of(run: ReportedRun) -> dict[str, Any]:
+    """Name, state and the few numbers that stand first."""
+    view = run.past.view
+    return {
+        "id": run.record.run_id,
+        "name": run.record.name,
+        "state": view.state.value,
+        "tone": _TONES.get(view.state.value, "bad"),
+        "detail": ""
+        if view.detail in (view.state.value, f"{view.state} at iteration {view.iteration}")
+        else view.detail,
+        "facts": list(_facts(run)),
+        "tiles": list(tiles_of(run)),
+    }
+
+
+def tiles_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    """The few numbers of a run that stand first, by name; those that it does not have are left out."""
+    view, past = run.past.view, run.past
+    if view.iteration is not None:
+        total = f" / {view.train_iters:,}" if view.train_iters is not None else ""
+        yield "iteration", f"{view.iteration:,}{total}"
+    if view.loss is not None:
+        yield "loss", loss_text(view.loss)
+    valid = _last_of(run, "valid_loss")
+    if valid is not None:
+        yield "validation loss", loss_text(valid)
+    if view.tokens_per_s is not None:
+        yield "tokens/s", rate_text(view.tokens_per_s)
+    if view.mfu is not None:
+        yield "MFU", f"{100 * view.mfu:.1f}%"
+    if view.peak_memory_bytes is not None:
+        yield "peak memory", memory_text(view.peak_memory_bytes)
+    if past.node_hours is not None:
+        yield "node-hours", _amount(past.node_hours)
+    if past.points is not None:
+        yield "cost", f"{_amount(past.points)} {past.unit}".strip()
+
+
+def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    record, view = run.record, run.past.view
+    nodes = record.job.get("nodes")
+    yield "cluster", record.cluster + (f", {nodes} node{'s' * (nodes > 1)}" if isinstance(nodes, int) else "")
+    if view.hosts:
+        more = len(view.hosts) - _MOST_HOSTS
+        yield "hosts", ", ".join(view.hosts[:_MOST_HOSTS]) + (f" and {more} more" if more > 0 else "")
+    yield "submitted", clock_text(record.created)
+    if view.ended is not None:
+        yield "ended", clock_text(view.ended)
+    if record.owner:
+        yield "owner", record.owner
+    yield "folder", str(record.run_dir)
+    yield "command", shlex.join(shown_command(record.command))
+    commit = record.code.get("commit")
+    if commit:
+        yield "commit", commit
+    yield "llmctl", record.llmctl_version
+
+
+def attempts_of(run: ReportedRun) -> list[dict[str, Any]]:
+    """A row for each attempt: start, time, steps, steps done in vain, end."""
+    rows = []
+    for attempt in run.attempts:
+        trained = run.history.attempts.get(attempt.number)
+        began = attempt.started.time if attempt.started is not None else None
+        ended = attempt.ending.time if attempt.ending is not None else None
+        steps, lost = "", ""
+        if trained is not None:
+            steps = f"{trained.first_iteration:,} to {trained.last_iteration:,}"
+        if trained is not None and trained.undone_iterations:
+            lost = f"{trained.undone_iterations:,} steps, {duration_text(trained.undone_s)}"
+        rows.append(
+            {
+                "number": attempt.number,
+                "started": clock_text(began) if began is not None else "",
+                "took": duration_text(ended - began) if began is not None and ended is not None else "",
+                "steps": steps,
+                "lost": lost,
+                "hosts": ", ".join(attempt.hosts[:_MOST_HOSTS]),
+                "end": _end_words(attempt),
+                "failed": attempt.has_failed,
+                "cause": _cause(attempt),
+            }
+        )
+    return rows
+
+
+def _end_words(attempt: Attempt) -> str:
+    ending = attempt.ending
+    if ending is None:
+        return "no end recorded"
+    words = ending.reason
+    if ending.signal:
+        words += f" by {ending.signal}"
+    return words + (f", exit code {ending.code}" if ending.code else "")
+
+
+def _cause(attempt: Attempt) -> str:
+    if attempt.error is not None:
+        return attempt.error.summary()
+    return attempt.ending.cause if attempt.ending is not None else ""
+
+
+def time_of(run: ReportedRun) -> dict[str, Any] | None:
+    """The bar of time with its legend; None without a time."""
+    parts = time_parts(run)
+    total = sum(part.seconds for part in parts)
+    if not total:
+        return None
+    left = 0.0
+    blocks = []
+    for part in parts:
+        width = _BAR * part.seconds / total
+        blocks.append(
+            {
+                "kind": part.kind,
+                "words": part.words,
+                "time": duration_text(part.seconds),
+                "share": f"{100 * part.seconds / total:.0f}%",
+                "x": f"{left:.1f}",
+                "width": f"{width:.1f}",
+            }
+        )
+        left += width
+    return {"blocks": blocks, "total": duration_text(total)}
+
+
+def plan_rows(run: ReportedRun) -> dict[str, Any] | None:
+    """Plan beside measured; None for a COMMAND. ``why`` is the reason why there is no plan."""
+    planned = run.planned
+    if planned is None:
+        return None
+    if isinstance(planned, str):
+        return {"why": planned, "rows": [], "memory": []}
+    plan, rows = planned.plan, []
+    world = plan.world_size
+    # A prediction that says nothing about the first steps is compared with the middle of the run.
+    times, rates = _column(run, "iteration_time_s"), _column(run, "tokens_per_s")
+    rows.append(_beside("time of a step", plan.step.total, median(times) if times else None, iteration_time_text))
+    rows.append(_beside("tokens/s", plan.tokens_per_s * world, median(rates) if rates else None, rate_text))
+    shares = _column(run, "mfu")
+    if shares:
+        rows.append(_beside("MFU", plan.utilization[0], median(shares), lambda value: f"{100 * value:.1f}%"))
+    peaks = _column(run, "peak_memory_bytes")
+    rows.append(_beside("peak memory of a rank", float(plan.worst.total), max(peaks, default=None), memory_text))
+    hours = plan.step.total * plan.config.training.train_iters * planned.nodes / 3600
+    rows.append(_beside("node-hours", hours, run.past.node_hours, _amount))
+    memory = [
+        {
+            "rank": rank.pp_rank,
+            "total": memory_text(rank.total),
+            "items": [
+                (item.replace("_", " "), memory_text(size))
+                for item, size in rank.bytes_of.items()
+                if size >= _LEAST_SHOWN
+            ],
+        }
+        for rank in plan.ranks
+    ]
+    device = f"{planned.nodes} x {planned.per_node} {plan.device.name}"
+    return {"why": "", "rows": [row for row in rows if row["measured"]], "memory": memory, "device": device}
+
+
+def _beside(words: str, planned: float, measured: float | None, text: Any) -> dict[str, str]:
+    is_known = measured is not None and math.isfinite(measured)
+    ratio = f"{measured / planned:.2f}" if is_known and measured is not None and planned > 0 else ""
+    return {
+        "words": words,
+        "planned": text(planned),
+        "measured": text(measured) if is_known else "",
+        "ratio": ratio,
+    }
+
+
+def _column(run: ReportedRun, key: str) -> list[float]:
+    """Finite numbers of a key in the rows of training that count."""
+    rows = run.history.rows
+    column = rows.values.get(key, ())
+    return [
+        value for value, is_valid in zip(column, rows.is_valid, strict=False) if not is_valid and math.isfinite(value)
+    ]
+
+
+def _last_of(run: ReportedRun, key: str) -> float | None:
+    column = run.history.rows.values.get(key, ())
+    return next((value for value in reversed(column) if math.isfinite(value)), None)
+
+
+def logs_of(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
+    """Ends of the logs of failed attempts, with the traceback of the rank that failed first."""
+    return [
+        {
+            "run": run.record.run_id,
+            "attempt": attempt.number,
+            "source": attempt.log_name,
+            "text": "\n".join(attempt.log),
+        }
+        for run in runs
+        for attempt in run.attempts
+        if attempt.log
+    ]
+
+
+def clock_text(seconds: float) -> str:
+    """A time as ``2026-11-27 03:11:32``, in the local time of this machine."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _amount(number: float) -> str:
+    """Two digits at least: ``0.012``, ``4.1``, ``12``, ``2,055``."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
