@@ -40,6 +40,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "families": {"config"},
         "planning": {"config", "families"},
         "process": {"config"},
+        "trackers": {"config", "process"},
         "distributed": {"config", "planning"},
         "ops": {"config", "distributed", "planning"},
         # A GGUF file holds a tokenizer beside its model.
@@ -70,7 +71,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
                 "ops",
                 "optimizer",
             ),
-            *("parallel_model", "pipeline", "planning", "process"),
+            *("parallel_model", "pipeline", "planning", "process", "trackers"),
         },
         "generation": {
             *("checkpoint", "config", "conversion", "data", "distributed", "hub", "model", "ops", "parallel_model"),
@@ -81,7 +82,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             *("checkpoint", "config", "conversion", "data", "distributed", "evaluation", "families", "generation"),
             *("hub", "ops", "planning", "process", "training"),
         },
-        "__main__": {"config", "process"},
+        "__main__": {"config", "process", "trackers"},
     },
     "trainer.data": {
         "tokenizers": {"errors"},

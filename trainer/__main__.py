@@ -112,14 +112,20 @@ def _run_parallel(module: str, arguments: Sequence[str]) -> int:
         code = _INTERRUPTED
     if code == _INTERRUPTED:
         print("trainer: interrupted", file=sys.stderr)
-    if code:
+    if code or _has_hanging_tracker():
         _leave_at_once(code, console)
     return code
 
 
+def _has_hanging_tracker() -> bool:
+    from trainer.trackers.tracking import has_hanging_tracker
+
+    return has_hanging_tracker()
+
+
 def _leave_at_once(code: int, console: ConsoleCopy | None) -> NoReturn:
-    # After a failure a collective with a dead peer may be pending. A normal interpreter exit would wait for it until
-    # the timeout, and the launcher would wait too.
+    # After a failure a collective with a dead peer may be pending, and the package of a tracker that hangs has exit
+    # handlers. A normal interpreter exit would wait for them, and the launcher would wait too.
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if console is not None:

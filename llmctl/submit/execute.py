@@ -22,7 +22,7 @@ from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord, Submission
 from llmctl.runs.scheduler_query import RetryPolicy, absent_command, find_job, is_absent, last_line
 from llmctl.submit.checks.site import runs_root_problem
-from llmctl.submit.checks.torch_check import check_torch
+from llmctl.submit.checks.torch_check import NeededPackage, check_torch
 from llmctl.submit.container_runtime import check_container_runtime
 from llmctl.submit.job import Job, SubmitPlan
 from llmctl.submit.origins import profile_error
@@ -134,7 +134,10 @@ def _check_software(job: Job, context: Context, transport: Transport) -> None:
     if job.config is None or in_container:
         return
     # Named by its ending alone: if the package is missing for another name, the trainer says so.
-    packages = ["gguf"] if (job.config.checkpoint.load or "").endswith(".gguf") else []
+    is_gguf = (job.config.checkpoint.load or "").endswith(".gguf")
+    packages = [NeededPackage("gguf", "gguf", "checkpoint.load")] if is_gguf else []
+    for key, module, package in job.config.logging.tracker_packages():
+        packages.append(NeededPackage(module, package, key, is_optional=True))
     found = check_torch(job.profile, context, transport, job.python, job.request, packages=packages)
     if found is not None:
         context.tell(f"{transport.host}: {found}")

@@ -37,6 +37,7 @@ PATH_KEYS = frozenset(
         "checkpoint.load",
         "model.from",
         "evaluation.tasks",
+        "logging.tensorboard_dir",
         "job.code",
     }
 )

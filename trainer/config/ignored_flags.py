@@ -123,12 +123,6 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "no TensorBoard file is written",
-        """
-        tensorboard-log-interval=1
-        """,
-    ),
-    (
         "there is a single checkpoint format, which every parallel layout can load",
         """
         async-ckpt-cpu-priority=1 async-ckpt-io-priority=1 async-ckpt-use-cpu-shm async-save async-strategy=1

@@ -218,10 +218,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "rows of metrics.jsonl always have iteration_time_s, and with --timing-log-level the timers of the parts"
     ),
     "log-validation-ppl-to-tensorboard": WithoutEffect("rows of evaluations always have valid_ppl"),
-    "tensorboard-dir": WithoutEffect(
-        "metrics go to metrics.jsonl in the run directory; no TensorBoard file is written", 1
-    ),
-    "tensorboard-queue-size": WithoutEffect("no TensorBoard file is written", 1),
     "wandb-project": WithoutEffect(_WANDB, 1),
     "wandb-entity": WithoutEffect(_WANDB, 1),
     "wandb-name": WithoutEffect(_WANDB, 1),

@@ -58,7 +58,11 @@ class TrainConfig(Section):
 
     def written_paths(self) -> list[tuple[str, str]]:
         """Dotted key and path of every folder that the run writes."""
-        named = (("checkpoint.save", self.checkpoint.save), ("data.data_cache_path", self.data.data_cache_path))
+        named = (
+            ("checkpoint.save", self.checkpoint.save),
+            ("data.data_cache_path", self.data.data_cache_path),
+            ("logging.tensorboard_dir", self.logging.tensorboard_dir),
+        )
         return [(key, path) for key, path in named if path is not None]
 
     def data_parallel_size(self, world_size: int) -> int:

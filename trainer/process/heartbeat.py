@@ -34,6 +34,7 @@ class Heartbeat:
         """Write to ``path``; None disables writing. Use as a context manager."""
         self._path = path
         self._fixed = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+        self._warnings: dict[str, str] = {}
         self._warning = ""
         self._beside = ""
         self._latest: tuple[int, str, float] = (0, "start", time.time())
@@ -45,9 +46,10 @@ class Heartbeat:
         """Record the start of ``phase``."""
         self._latest = (iteration, phase, time.time())
 
-    def warn(self, sentence: str) -> None:
-        """Show a sentence beside the phase from now on; "" takes it back."""
-        self._warning = sentence
+    def warn(self, sentence: str, about: str = "checkpoint") -> None:
+        """Show a sentence beside the phase from now on; "" takes that about the same back. From any thread."""
+        self._warnings[about] = sentence
+        self._warning = "; ".join(each for each in list(self._warnings.values()) if each)
 
     def show_beside(self, what: str) -> None:
         """Show work beside that of the phase, such as a build, from now on; "" takes it back. From any thread."""

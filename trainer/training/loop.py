@@ -25,7 +25,6 @@ from trainer.pipeline.executor import forward_backward
 from trainer.process.device import peak_memory_bytes
 from trainer.process.failure import PeerFailedError
 from trainer.process.metrics import (
-    MetricsFile,
     SpeedScale,
     missed_row,
     tasks_line,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from trainer.process.run_lock import RunLock
     from trainer.process.stop import StopRequest
     from trainer.training.kernel_build import KernelSwitch
+    from trainer.training.row_output import RowOutput
     from trainer.training.task_evaluation import TaskEvaluation
 
 Ending = Literal["completed", "stopped"]
@@ -66,8 +66,8 @@ class TrainingLoop:
     Attributes:
         writer: None disables saving.
         tasks: evaluated while training; None without.
-        metrics: on global rank 0 of a run with a directory, else None.
-        lock: likewise.
+        metrics: on global rank 0, else None.
+        lock: on global rank 0 of a run with a directory, else None.
         saved_iteration: iteration of an existing checkpoint, which is not written again.
         switch: to kernels that are being built; None without, and after it.
     """
@@ -83,7 +83,7 @@ class TrainingLoop:
     device: torch.device
     writer: CheckpointWriter | None = None
     tasks: TaskEvaluation | None = None
-    metrics: MetricsFile | None = None
+    metrics: RowOutput | None = None
     lock: RunLock | None = None
     attempt: int = 1
     saved_iteration: int | None = None

@@ -41,15 +41,17 @@ from trainer.planning.flops import flops_per_token
 from trainer.process.device import choose_device, device_name
 from trainer.process.failure import PeerFailedError, record_failure
 from trainer.process.heartbeat import KERNEL_BUILD, Heartbeat
-from trainer.process.metrics import MetricsFile, SpeedScale
+from trainer.process.metrics import SpeedScale
 from trainer.process.precision import cpu_has_fast_products, slow_precision
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
 from trainer.process.run_lock import LockedRunError, RunLock
 from trainer.process.stop import StopRequest
+from trainer.trackers.tracking import Tracking
 from trainer.training.kernel_build import KernelSwitch, prepare_kernels
 from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
+from trainer.training.row_output import begin_rows
 from trainer.training.run_summary import summarize_run
 from trainer.training.skipped_steps import NonFiniteError
 from trainer.training.task_evaluation import TaskEvaluation
@@ -81,6 +83,7 @@ class _Attempt:
     progress: TrainingProgress
     heartbeat: Heartbeat
     stop: StopRequest
+    tracking: Tracking
     lock: RunLock | None = None
     fencing_token: int = 0
 
@@ -105,8 +108,9 @@ def run_pretraining(
     with (
         Heartbeat(run.heartbeat(launch.rank) if run is not None else None, launch.rank) as heartbeat,
         StopRequest(stop_file) as stop,
+        Tracking(heartbeat) as tracking,
     ):
-        attempt = _Attempt(config, launch, run, settings, mesh, progress, heartbeat, stop)
+        attempt = _Attempt(config, launch, run, settings, mesh, progress, heartbeat, stop, tracking)
         try:
             _train(attempt)
         except KeyboardInterrupt:
@@ -162,6 +166,8 @@ def _train(attempt: _Attempt) -> None:
     check_start_point(config.checkpoint, _save_root(config, run))
     data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
     tasks = TaskEvaluation.open(config, data.vocab_size, mesh.rank)
+    if mesh.rank == 0:
+        attempt.tracking.choose(config.logging)
     if config.training.deterministic_mode:
         # Only then: the call imports torch's compiler, which takes each rank more than a second.
         torch.use_deterministic_algorithms(True)
@@ -176,6 +182,7 @@ def _train(attempt: _Attempt) -> None:
         saved = _await_saved_progress(attempt, device)
         ending = _run(_build_loop(attempt, device, tried, data, resources, tasks, saved), mesh.rank)
         attempt.heartbeat.beat(progress.iteration, ending)
+        attempt.tracking.outcome = ending
         if run is not None and mesh.rank == 0:
             write_json(
                 run.outcome, {"reason": ending, "iteration": progress.iteration, "time": time.time()}, durable=True
@@ -277,10 +284,10 @@ def _build_loop(
         writer.note_saved(saved_iteration)
     loader = _build_loader(config, mesh, data, progress, device)
     resources.callback(loader.close)
-    metrics = MetricsFile(run.metrics, attempt.lock) if run is not None and mesh.rank == 0 else None
-    if metrics is not None:
-        resources.callback(metrics.close)
+    metrics = None
     if mesh.rank == 0:
+        metrics = begin_rows(config, mesh, run, attempt.lock, attempt.tracking, progress, save)
+        resources.callback(metrics.close)
         _print_summary(config, mesh, device, data, selection, restored, progress)
     return TrainingLoop(
         config=config,

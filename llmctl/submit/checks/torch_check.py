@@ -70,6 +70,23 @@ _GOOD_ANSWER = re.compile(r"[!-~]{1,80} [!-~]{1,80} [!-~]{1,80} [0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
+class NeededPackage:
+    """A package besides torch that a job needs.
+
+    Attributes:
+        module: name to import.
+        package: name for pip.
+        key: of the config that asks for it.
+        is_optional: the run can train without the key.
+    """
+
+    module: str
+    package: str
+    key: str
+    is_optional: bool = False
+
+
+@dataclass(frozen=True)
 class TorchFound:
     """Versions of Python and torch for a job. ``built_for``: CUDA or ROCm version; empty for CPUs."""
 
@@ -92,7 +109,7 @@ def check_torch(
     request: JobRequest,
     *,
     imports: bool = False,
-    packages: Sequence[str] = (),
+    packages: Sequence[NeededPackage] = (),
 ) -> TorchFound | None:
     """Refuse a Python without torch or a named package, and a torch built for CPUs on GPU nodes.
 
@@ -118,15 +135,16 @@ def check_torch(
     if python == sys.executable and is_plain and not transport.is_remote and not request.gpus_per_node:
         from importlib.util import find_spec
 
-        missing = [name for name in ("torch", *packages) if find_spec(name) is None]
-        found = _no_package(python, missing[0]) if missing else None
+        missing = [name for name in ("torch", *(each.module for each in packages)) if find_spec(name) is None]
+        found = _no_package(python, missing[0], packages) if missing else None
     else:
         script = environment_script(profile, context.folders)
         memory = _memory(context, transport.host, script, python)
         known = "" if imports else _recall(memory)
-        argv = ["bash", "-c", script, "bash", python, "-c", _PROBE, " ".join(packages), *known.split()]
+        names = " ".join(each.module for each in packages)
+        argv = ["bash", "-c", script, "bash", python, "-c", _PROBE, names, *known.split()]
         answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S, only_reads=True)
-        found = judge_torch(python, answer, request, elsewhere=transport.is_remote)
+        found = judge_torch(python, answer, request, packages, elsewhere=transport.is_remote)
         _remember(memory, known, "" if isinstance(found, Problem) else " ".join(answer.stdout.split()[-4:]))
     if isinstance(found, Problem):
         raise profile_error(context, profile, [found])
@@ -134,7 +152,12 @@ def check_torch(
 
 
 def judge_torch(
-    python: str, answer: CommandResult, request: JobRequest, *, elsewhere: bool = False
+    python: str,
+    answer: CommandResult,
+    request: JobRequest,
+    packages: Sequence[NeededPackage] = (),
+    *,
+    elsewhere: bool = False,
 ) -> TorchFound | Problem:
     """Parse the output of the torch probe: versions, or the problem.
 
@@ -142,11 +165,13 @@ def judge_torch(
         python: that was asked.
         answer: of the probe.
         request: of the job.
+        packages: that were asked for.
         elsewhere: the Python is on another machine.
     """
     words = answer.stdout.split()[-4:]
     if answer.exit_status == 3 or (answer.exit_status == 4 and words):
-        return _no_package(python, words[-1] if answer.exit_status == 4 else "torch", elsewhere=elsewhere)
+        name = words[-1] if answer.exit_status == 4 else "torch"
+        return _no_package(python, name, packages, elsewhere=elsewhere)
     if answer.exit_status != 0 or len(words) != 4:
         return _does_not_start(python, answer)
     found = TorchFound(words[0], words[1], words[2].strip("-"))
@@ -201,9 +226,14 @@ def _does_not_start(python: str, answer: CommandResult) -> Problem:
     return Problem("environment", text, of="profile")
 
 
-def _no_package(python: str, name: str, *, elsewhere: bool = False) -> Problem:
-    what, words = ("the trainer", install_words(elsewhere=elsewhere)) if name == "torch" else ("this run", name)
+def _no_package(python: str, name: str, packages: Sequence[NeededPackage] = (), *, elsewhere: bool = False) -> Problem:
+    needed = next((each for each in packages if each.module == name), NeededPackage(name, name, "this run"))
+    what, words = (
+        ("the trainer", install_words(elsewhere=elsewhere)) if name == "torch" else (needed.key, needed.package)
+    )
     text = f"{python} has no {name}, which {what} needs\ninstall it: {python} -m pip install {words}"
+    if needed.is_optional:
+        text += f"\nor train without it: --set {needed.key}=null"
     if name == "torch":
         text += (
             f"\nthis takes about 5.6 GB; without a GPU, first: {python} -m pip install torch --index-url {_CPU_INDEX}"

@@ -128,11 +128,28 @@ def test_a_run_from_a_gguf_file_needs_the_package(context, there):
     config = made.job.config.model_copy(update={"checkpoint": checkpoint})
     started = replace(made, job=replace(made.job, config=config))
     check(context)
-    with pytest.raises(ProfileError, match=r"has no gguf, which this run needs .*\ninstall it: .* -m pip install gguf"):
+    with pytest.raises(
+        ProfileError, match=r"has no gguf, which checkpoint.load needs .*\ninstall it: .* -m pip install gguf"
+    ):
         execute_plan(started, context)
     (packages(there) / "gguf.py").touch()
     execute_plan(started, context)
     assert imports(there) == 2
+
+
+def test_a_tracker_needs_its_package_before_the_queue(context, there):
+    made = plan(context, "r")
+    logging = made.job.config.logging.model_copy(update={"tensorboard_dir": "/events"})
+    config = made.job.config.model_copy(update={"logging": logging})
+    tracked = replace(made, job=replace(made.job, config=config))
+    said = (
+        r"has no tensorboard, which logging.tensorboard_dir needs .*\ninstall it: .* -m pip install tensorboard\n"
+        r"or train without it: --set logging.tensorboard_dir=null"
+    )
+    with pytest.raises(ProfileError, match=said):
+        execute_plan(tracked, context)
+    (packages(there) / "tensorboard.py").touch()
+    execute_plan(tracked, context)
 
 
 def test_data_commands_need_numpy_and_no_torch(context, there):

@@ -293,7 +293,7 @@ def test_an_axis_of_one_rank_has_no_peer_failure():
 
 
 def test_without_a_run_directory_the_place_is_printed(capsys):
-    attempt = _Attempt(None, None, None, None, MESH, TrainingProgress(), Heartbeat(None, 0), None)
+    attempt = _Attempt(None, None, None, None, MESH, TrainingProgress(), Heartbeat(None, 0), None, None)
     try:
         raise RuntimeError(GLOO_GONE)
     except RuntimeError as error:

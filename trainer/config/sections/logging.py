@@ -1,4 +1,4 @@
-"""Section ``logging``: logging and metrics."""
+"""Section ``logging``: logging, metrics and trackers."""
 
 from typing import Literal
 
@@ -39,3 +39,17 @@ class LoggingConfig(Section):
     """Times of the fastest and the slowest rank, of the slowest, or of all."""
     barrier_with_level_1_timing: bool = True
     """Ranks wait for each other before each part of level 1, so that it does not contain the wait for a slow rank."""
+    tensorboard_dir: str | None = None
+    """Folder for TensorBoard's event files. Unset: none are written. A relative path is like that of checkpoint.save:
+    relative to the config file, or for flags to the working directory. A resumed run goes on in the same folder."""
+    tensorboard_log_interval: PositiveInt = 1
+    """Iterations between the training rows that go to TensorBoard and all other trackers, of those in metrics.jsonl."""
+    tensorboard_queue_size: PositiveInt = 1000
+    """Events of TensorBoard that may wait for the disk."""
+    trackers: list[str] = []
+    """Trackers of your own, each as ``module:function``: see trainer/trackers/protocol.py."""
+
+    def tracker_packages(self) -> list[tuple[str, str, str]]:
+        """Dotted key, module and package of every tracker that is asked for and needs a package."""
+        named = [("logging.tensorboard_dir", self.tensorboard_dir, "tensorboard", "tensorboard")]
+        return [(key, module, package) for key, value, module, package in named if value is not None]

@@ -1,0 +1,1 @@
+"""Trackers: dashboards that draw a run's numbers while it trains."""

@@ -1,0 +1,70 @@
+"""The trackers that a config asks for, checked before training. Torch-free."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, cast
+
+from trainer.config.errors import ConfigError
+from trainer.config.sections.logging import LoggingConfig
+from trainer.trackers.protocol import Tracker
+
+_OWN_KEY = "logging.trackers"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One tracker that the config asks for.
+
+    Attributes:
+        key: of the config, for messages.
+        title: for messages.
+        make: returns the tracker; called in its own thread, since it may import a large package.
+    """
+
+    key: str
+    title: str
+    make: Callable[[], Tracker]
+
+
+def chosen_trackers(logging: LoggingConfig) -> list[Choice]:
+    """The trackers of a config, none of which is made yet.
+
+    Raises:
+        ConfigError: a package is not installed, or a function of the user's own cannot be imported.
+    """
+    found = []
+    for key, module, package in logging.tracker_packages():
+        if find_spec(module) is None:
+            raise ConfigError(key, f"needs the package {package}; install it: pip install {package}, or unset the key")
+    if logging.tensorboard_dir is not None:
+        found.append(Choice("logging.tensorboard_dir", "TensorBoard", partial(_tensorboard, logging)))
+    return [*found, *(Choice(_OWN_KEY, name, _own_function(name)) for name in logging.trackers)]
+
+
+def _tensorboard(logging: LoggingConfig) -> Tracker:
+    from trainer.trackers.tensorboard_files import TensorBoardFiles
+
+    return TensorBoardFiles(logging.tensorboard_dir or "", logging.tensorboard_queue_size)
+
+
+def _own_function(name: str) -> Callable[[], Tracker]:
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError(_OWN_KEY, f"{name!r} is not MODULE:FUNCTION, such as my_package.my_logger:make")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            _OWN_KEY,
+            f"{name}: {module_name} cannot be imported ({type(error).__name__}: {error}); name a module of job.code, "
+            "of PYTHONPATH or of an installed package",
+        ) from error
+    function: Any = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(_OWN_KEY, f"{name}: {module_name} has no function {function_name}; name one that it has")
+    return cast("Callable[[], Tracker]", function)
