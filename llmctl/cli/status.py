@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,35 +11,23 @@ import typer
 from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import is_for_people, print_json, rich_console
 from llmctl.context import Context, say
-from llmctl.durations import short_duration
 from llmctl.errors import SchedulerError, UsageError
-from llmctl.job_state import JobState
-from llmctl.operate.survey import RunSurvey, has_finished
+from llmctl.operate.survey import RunSurvey, choose_entries
 from llmctl.runs.index import IndexEntry
-from llmctl.runs.number_text import iteration_time_text, loss_text, memory_text, rate_text, sparkline
 from llmctl.runs.scheduler_query import INTERVAL_S
 from llmctl.runs.view import RunView
+from llmctl.runs.view_text import COLUMNS, FIRST_NUMBER, cells, colour, one_line, page_rows, reason
 from llmctl.terminal_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-RECENT = 10
-"""Number of finished runs shown without --all."""
 WATCH_INTERVAL_S = 2.0
 """Seconds between two reads of the runs' files."""
 DETAIL_WIDTH = 160
 """Characters of a reason beside other runs; the page of one run has all of it."""
 WIDE = 100
 """Terminal width, in columns, from which the table has wide spacing."""
-COLUMNS = ("RUN", "CLUSTER", "STATE", "TRY", "ITERATION", "LOSS", "TOKENS/S", "MFU", "ETA", "AGE")
-COLOURS = {
-    JobState.PENDING: "yellow",
-    JobState.RUNNING: "cyan",
-    JobState.COMPLETED: "green",
-    JobState.CANCELLED: "magenta",
-    JobState.UNKNOWN: "yellow",
-}
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -100,75 +88,21 @@ def _select(context: Context, references: Sequence[str], cluster: str, every: bo
     if references:
         found = [context.index.find(reference) for reference in references]
         return list(dict.fromkeys(entry for entry in found if cluster in ("", entry.cluster))), 0
-    entries = [entry for entry in context.index.entries() if cluster in ("", entry.cluster)][::-1]
-    if every:
-        return entries, 0
-    finished = [entry for entry in entries if has_finished(entry)]
-    hidden = set(finished[RECENT:])
-    return [entry for entry in entries if entry not in hidden], len(hidden)
+    return choose_entries([entry for entry in context.index.entries() if cluster in ("", entry.cluster)], every=every)
 
 
 def _document(view: RunView, entry: IndexEntry) -> dict[str, Any]:
     return {**view.as_json(), "run_dir": str(entry.run_dir)}
 
 
-def _cells(view: RunView) -> list[str]:
-    total = f"/{view.train_iters}" if view.train_iters is not None else ""
-    return [
-        printable(view.run_id),
-        printable(view.cluster),
-        view.state.value,
-        str(view.attempt) if view.attempt is not None else "-",
-        f"{view.iteration}{total}" if view.iteration is not None else f"-{total}",
-        loss_text(view.loss) if view.loss is not None else "-",
-        rate_text(view.tokens_per_s) if view.tokens_per_s is not None else "-",
-        f"{100 * view.mfu:.1f}%" if view.mfu is not None else "-",
-        short_duration(view.eta_s) if view.eta_s is not None else "-",
-        short_duration(view.metrics_age_s) if view.metrics_age_s is not None else "-",
-    ]
-
-
-def _detail(view: RunView) -> str:
-    """The reason without the words that stand in the columns already."""
-    if view.detail == f"{view.state} at iteration {view.iteration}":
-        return ""
-    words = view.detail.removeprefix(view.state.value)
-    return words.lstrip(" ;:,") if words[:1] in (" ", ";", ":", ",") else view.detail
-
-
 def _page(view: RunView, encoding: str | None) -> list[str]:
     """Lines about one run: what it does now, its pace, and the recent past of its metrics."""
-    return [f"{name:<12}{text}" for name, text in _page_rows(view, encoding)]
+    return [f"{name:<12}{text}" for name, text in page_rows(view, encoding)]
 
 
-def _page_rows(view: RunView, encoding: str | None) -> Iterator[tuple[str, str]]:
-    if view.phase is not None and view.phase != view.detail:
-        yield "phase", printable(view.phase)
-    pace = [f"{iteration_time_text(view.iteration_time_s)} per iteration"] if view.iteration_time_s is not None else []
-    left = [f"{short_duration(view.eta_s)} left"] if view.eta_s is not None else []
-    if pace:
-        yield "rate", ", ".join([*pace, *left])
-    recent = view.recent
-    if recent is None:
-        return
-    trends = {
-        "loss": (recent.loss, loss_text, "from {first} to {last}"),
-        "tokens/s": (recent.tokens_per_s, rate_text, "{low} to {high}"),
-        "memory": (recent.peak_memory_bytes, memory_text, "{low} to {high}"),
-    }
-    lines = {name: sparkline(values, encoding=encoding) for name, (values, _, _) in trends.items()}
-    if any(lines.values()):
-        yield "iterations", f"{recent.first_iteration} to {recent.iteration[-1]}"
-    for name, (values, text, form) in trends.items():
-        known = [value for value in values if value is not None]
-        if lines[name]:
-            ends = {"first": known[0], "last": known[-1], "low": min(known), "high": max(known)}
-            yield name, f"{lines[name]}  " + form.format(**{key: text(value) for key, value in ends.items()})
-
-
-def _reason(view: RunView, words: str, *, is_alone: bool) -> str:
+def _shortened(view: RunView, words: str, *, is_alone: bool) -> str:
     """The words on one line; beside other runs, only their beginning."""
-    line = " ".join(printable(words).split())
+    line = one_line(words)
     if is_alone or len(line) <= DETAIL_WIDTH:
         return line
     return f"{line[:DETAIL_WIDTH].rstrip()}... (all of it: llmctl status {printable(view.run_id)})"
@@ -182,8 +116,8 @@ def _show(views: Sequence[RunView], *, is_named: bool) -> None:
         console.print(_table(views, console, is_named=is_named))
         return
     is_alone = len(views) == 1
-    reasons = [_reason(view, _detail(view), is_alone=is_alone) for view in views]
-    rows = [[*COLUMNS, "DETAIL"], *([*_cells(view), why or "-"] for view, why in zip(views, reasons, strict=True))]
+    reasons = [_shortened(view, reason(view), is_alone=is_alone) for view in views]
+    rows = [[*COLUMNS, "DETAIL"], *([*cells(view), why or "-"] for view, why in zip(views, reasons, strict=True))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
@@ -197,7 +131,7 @@ def _table(views: Sequence[RunView], console: "Console", *, is_named: bool) -> "
     from rich.table import Table
     from rich.text import Text
 
-    rows = [_cells(view) for view in views]
+    rows = [cells(view) for view in views]
     # Empty columns, and the cluster if there is only one, are left out to save width.
     empty = {number for number in range(len(COLUMNS)) if {row[number] for row in rows} <= {"-"}}
     if len({view.cluster for view in views}) < 2:
@@ -205,17 +139,17 @@ def _table(views: Sequence[RunView], console: "Console", *, is_named: bool) -> "
     shown = [number for number in range(len(COLUMNS)) if number not in empty]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if console.width >= WIDE else 1, 0, 0))
     for number in shown:
-        right = number >= COLUMNS.index("ITERATION")
+        right = number >= FIRST_NUMBER
         table.add_column(COLUMNS[number], justify="right" if right else "left", no_wrap=True)
     for view, row in zip(views, rows, strict=True):
-        cells = [Text(cell) for cell in row]
-        cells[COLUMNS.index("STATE")].stylize(COLOURS.get(view.state, "red"))
-        table.add_row(*(cells[number] for number in shown))
+        texts = [Text(cell) for cell in row]
+        texts[COLUMNS.index("STATE")].stylize(colour(view.state))
+        table.add_row(*(texts[number] for number in shown))
     details = []
     for view in views:
-        if _detail(view):
-            words = Text(_reason(view, view.summary, is_alone=len(views) == 1))
-            words.stylize(COLOURS.get(view.state, "red"), 0, len(view.state.value))
+        if reason(view):
+            words = Text(_shortened(view, view.summary, is_alone=len(views) == 1))
+            words.stylize(colour(view.state), 0, len(view.state.value))
             details.append(Text.assemble((printable(view.run_id), "bold"), " ", words))
     page = _page(views[0], console.encoding) if is_named and len(views) == 1 else ()
     return Group(table, *details, *map(Text, page))

@@ -19,6 +19,8 @@ from llmctl.runs.record import load_records as load_run_records
 from llmctl.runs.view import RunView
 from llmctl.site.profile_names import cluster_names
 
+RECENT = 10
+"""Number of ended runs shown among those that have not ended."""
 SEEN_EVERY_S = 600.0
 """The index records an unchanged state this often, and a changed state at once."""
 AWAY_S = 60.0
@@ -113,6 +115,20 @@ class RunSurvey:
         is_old = not view.state.is_finished and now - (entry.last_seen or 0.0) > SEEN_EVERY_S
         if entry.last_state != view.state.value or is_old:
             self.context.index.update_state(entry.run_id, view.state.value, now)
+
+
+def choose_entries(entries: Sequence[IndexEntry], *, every: bool) -> tuple[list[IndexEntry], int]:
+    """The runs that a screen shows, newest first, and the number of runs that ended too long ago.
+
+    Args:
+        entries: of the index, oldest first.
+        every: also show these.
+    """
+    newest_first = list(reversed(entries))
+    if every:
+        return newest_first, 0
+    hidden = set([entry for entry in newest_first if has_finished(entry)][RECENT:])
+    return [entry for entry in newest_first if entry not in hidden], len(hidden)
 
 
 def has_finished(entry: IndexEntry) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from llmctl.cli.main import main
-from llmctl.cli.status import COLUMNS
 from llmctl.runs.index import RunIndex
+from llmctl.runs.view_text import COLUMNS
 from llmctl.terminal_text import printable
 from llmctl.transport.processes import identify
 from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome
