@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from llmctl.errors import ProfileError
 from llmctl.paths import UserFolders
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CLUSTER = "local"
 """The cluster of users who name no cluster. Its profile comes with llmctl."""
-"""In the user's own folder beside the runs: every node can read and write there. Home directories may lack that."""
+_USER_KEYS = ("cluster", "notify", "notify_on")
 
 
 def say(message: str) -> None:
@@ -192,17 +192,27 @@ class Context:
             return flag, "--cluster"
         if self.environment.get("LLMCTL_CLUSTER"):
             return self.environment["LLMCTL_CLUSTER"], "LLMCTL_CLUSTER"
-        path = self.folders.config_file
-        if path.is_file():
-            from llmctl.site.profile import read_layer
-
-            values = read_layer(path)
-            unknown = next((key for key in values if key != "cluster"), None)
-            if unknown is not None:
-                raise ProfileError(f"{path}: {unknown}: unknown key; the only valid key is cluster")
-            if "cluster" in values:
-                return str(values["cluster"]), f"{path}: cluster"
+        values = self.user_settings()
+        if "cluster" in values:
+            return str(values["cluster"]), f"{self.folders.config_file}: cluster"
         return DEFAULT_CLUSTER, "the default cluster"
+
+    def user_settings(self) -> dict[str, Any]:
+        """Values of the user's config file; empty without one.
+
+        Raises:
+            ProfileError: the file is invalid.
+        """
+        path = self.folders.config_file
+        if not path.is_file():
+            return {}
+        from llmctl.site.profile import read_layer
+
+        values = dict(read_layer(path))
+        unknown = next((key for key in values if key not in _USER_KEYS), None)
+        if unknown is not None:
+            raise ProfileError(f"{path}: {unknown}: unknown key; valid keys are {', '.join(_USER_KEYS)}")
+        return values
 
 
 def is_remote(profile: ClusterProfile) -> bool:

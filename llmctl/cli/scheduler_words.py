@@ -13,6 +13,8 @@ _OURS = {
     "--container": "--container-image",
     "--mount": "--container-mounts",
     "--gpus-per-node": "--ntasks-per-node --tasks-per-node",
+    "--notify": "--mail-user -M",
+    "--notify-on": "--mail-type -m",
 }
 """Our flag -> theirs, which no help page shows."""
 
@@ -24,8 +26,8 @@ _ANSWERS = {
     "give --after RUN": "--dependency -d --hold_jid --begin",
     "give --env NAME=VALUE, once for each variable": "--export -v -V",
     "the output is in the run directory, and `llmctl logs RUN` shows it": "--output -o --error -e",
-    "put it into `options` of the cluster's profile": "--qos --mem --mem-per-gpu --cpus-per-task -c --mail-type "
-    "--mail-user --signal --comment --exclusive --array -a",
+    "put it into `options` of the cluster's profile": "--qos --mem --mem-per-gpu --cpus-per-task -c "
+    "--signal --comment --exclusive --array -a",
     "nodes cannot be chosen by name; --exclude HOST leaves some out": "--nodelist -w",
     "a command stands after --: llmctl submit -- COMMAND": "--wrap",
 }
@@ -53,9 +55,23 @@ def in_our_words(words: Sequence[str], unknown: str) -> list[str] | None:
         _check_ranks(words, unknown, values)
     if unknown == "--container-mounts":
         values = [mount for value in values for mount in value.split(",")]
+    if ours == "--notify":
+        values = [f"mailto:{value}" for value in values]
+    if ours == "--notify-on":
+        values = [_events(unknown, value) for value in values]
     given = [word for value in values for word in (ours, value)] or [ours]
     after = place + (1 if words[place] != unknown else 2)
     return [*words[:place], *given, *words[after:]]
+
+
+def _events(flag: str, text: str) -> str:
+    """Our events for a scheduler's mail words."""
+    from llmctl.site.notify import events_of_mail
+
+    events = events_of_mail(text)
+    if events is None:
+        raise UsageError(f"{flag} {text}: has no counterpart; give --notify-on begin,end,fail,hang,restart")
+    return ",".join(events)
 
 
 def _is_flag(word: str, flag: str) -> bool:

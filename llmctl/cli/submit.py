@@ -78,6 +78,13 @@ _INSTALLED = _switch(
 _TEMPLATE = _option(_ENVIRONMENT, "--template", "FILE", "Template of job.sh. Default: the scheduler's template.")
 
 _NAME = _option(_OUTPUT, "--name", "NAME", "Name of the run.")
+_NOTIFY = _option(
+    _OUTPUT,
+    "--notify",
+    "WHERE",
+    "Whom to tell of the end: https://URL, mailto:USER, secret:NAME, command:PROGRAM. Repeatable.",
+)
+_NOTIFY_ON = _option(_OUTPUT, "--notify-on", "EVENT[,EVENT]", "Of begin,end,fail,hang,restart. Default: all but begin.")
 _RUN_ID = _option(_OUTPUT, "--run-id", "ID", "Run id. Default: a new one.")
 _DRY_RUN = _switch(_OUTPUT, "--dry-run", "Show the plan of the run; submit nothing.")
 _SHOW_SCRIPT = _switch(_OUTPUT, "--show-script", "Print script and submit command; submit nothing.")
@@ -98,8 +105,12 @@ _JOB_FLAGS = {
     "container": "--container",
     "mounts": "--mount",
     "launcher": "--launcher",
+    "notify": "--notify",
+    "notify_on": "--notify-on",
 }
 """Key of the config's job section, also the name of the parameter -> flag."""
+_LISTS = ("mounts", "notify")
+"""Keys whose flags add to the list of the config file."""
 
 
 @app.command(
@@ -135,6 +146,8 @@ def submit(
     template: str | None = _TEMPLATE,
     name: str | None = _NAME,
     run_id: str | None = _RUN_ID,
+    notify: list[str] | None = _NOTIFY,
+    notify_on: str | None = _NOTIFY_ON,
     dry_run: bool = _DRY_RUN,
     show_script: bool = _SHOW_SCRIPT,
     follow: bool = _FOLLOW,
@@ -158,7 +171,7 @@ def submit(
         torchrun_words(context.command, "")  # refuses another form
     arguments = SubmitArguments(
         config=config,
-        flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key == "mounts") for key in given),
+        flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key in _LISTS) for key in given),
         cluster=cluster,
         settings=tuple(settings or ()),
         env=tuple(env or ()),

@@ -13,11 +13,12 @@ from typing import Any
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.site.job import NAME, NODE, WORD, parse_nodes
+from llmctl.site.notify import events_of_mail, place_problem
 
 _DIRECTIVE = re.compile(r"#(\$|SBATCH|PBS|BSUB)[ \t]+(-.*)")
 _OUTPUT = "output goes to the run directory; see llmctl logs"
 _PROFILE = "the cluster's profile decides this"
-_MAIL = "llmctl sends no mail; see llmctl status"
+_MAIL = "these words for mail have no counterpart; give --notify mailto:ADDRESS and --notify-on EVENTS"
 _LAYOUT = "runs begin in their run directory"
 _SGE_EXCLUDED = re.compile(r"!\(?([^()!&*?]+)\)?")
 """Names of hosts that a job shall not have, as in ``h=!(n1|n2)``; see complex(5), RESTRING."""
@@ -64,7 +65,12 @@ def read_directives(text: str) -> list[JobWord]:
         for option, value in _options(words):
             shown = f"#{match[1]} {option}{f' {value}' if value else ''}"
             found += [_checked(number, shown, *one) for one in reader(option, value)]
-    return found
+    has_address = any(word.key == "notify" for word in found)
+    return [_without_address(word) if word.key == "notify_on" and not has_address else word for word in found]
+
+
+def _without_address(word: JobWord) -> JobWord:
+    return JobWord(word.line, word.text, reason="names no address; give --notify mailto:ADDRESS to be told")
 
 
 _Found = tuple[str, Any, str]
@@ -190,8 +196,15 @@ def _plain(keys: dict[str, str], option: str, value: str) -> _Found:
         return key, _count(value) if key == "priority" else value, ""
     if option in ("-o", "-e", "-j", "-oo", "-eo", "-k", "--output", "--error", "--open-mode"):
         return "", None, _OUTPUT
-    if option in ("-m", "-M", "-B", "-u", "--mail-type", "--mail-user"):
-        return "", None, _MAIL
+    if option in ("-M", "-u", "--mail-user"):
+        places = [f"mailto:{address}" for address in value.split(",") if address]
+        usable = bool(places) and not any(place_problem(place, ()) for place in places)
+        return ("notify", places, "") if usable else ("", None, _MAIL)
+    if option in ("-m", "--mail-type"):
+        events = events_of_mail(value)
+        return ("notify_on", events, "") if events is not None else ("", None, _MAIL)
+    if option == "-B":
+        return "notify_on", ["begin"], ""
     if option in ("-cwd", "-wd", "-cd", "-d", "--chdir", "-D"):
         return "", None, _LAYOUT
     return "", None, _PROFILE

@@ -12,6 +12,8 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=,-]{0,127}")
 """Groups, queues, resource types and reservations: such words need no quotes in a directive."""
 NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%\[\],-]{0,254}")
 """Names of nodes, also as Slurm's lists: ``n[1-3,7]``."""
+DEFAULT_EVENTS = ("end", "fail", "hang", "restart")
+"""Events of a run that are told if the user names none."""
 WORD_RULE = "use letters, digits and ._:@/+=,- after a letter or digit"
 
 
@@ -53,6 +55,8 @@ class JobSpec:
         code: paths of the user's project to copy.
         command: argv run once on every node; empty: the trainer.
         torchrun: the command is a Python program, started in every rank by torchrun.
+        notify: places that are told of the run's events (see llmctl/site/notify.py).
+        notify_on: the events; None: the default ones.
     """
 
     name: str
@@ -74,6 +78,8 @@ class JobSpec:
     code: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     torchrun: bool = False
+    notify: tuple[str, ...] = ()
+    notify_on: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -81,6 +87,8 @@ class JobSpec:
                 "name", f"{self.name!r} is not valid: up to 64 letters, digits, dots, dashes and underscores"
             )
         self._check_words()
+        if self.notify or self.notify_on:
+            self._check_notices()
         for name, _ in self.env:
             if not VARIABLE.fullmatch(name):
                 raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")
@@ -103,6 +111,18 @@ class JobSpec:
             if not NODE.fullmatch(host):
                 raise JobError("exclude", f"{host!r} cannot name a node; use letters, digits and ._@:%[],-")
 
+    def _check_notices(self) -> None:
+        from llmctl.site.notify import event_problem, place_problem
+
+        for place in self.notify:
+            if problem := place_problem(place, self.secrets):
+                raise JobError("notify", problem)
+        for event in self.notify_on or ():
+            if problem := event_problem(event):
+                raise JobError("notify_on", problem)
+        if self.notify_on and not self.notify:
+            raise JobError("notify_on", "there is no place to tell; give --notify WHERE, or --mail-user ADDRESS")
+
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "JobSpec":
         """Build the job from the output of ``as_plain``.
@@ -115,7 +135,7 @@ class JobSpec:
         if not known >= values.keys():
             raise TypeError(f"unknown keys of a job: {', '.join(sorted(values.keys() - known))}")
         env = values.get("env", {}).items()
-        lists = {key: tuple(values.get(key, ())) for key in ("exclude", "mounts", "secrets", "code", "command")}
+        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **lists, "env": tuple(env)})
 
     def as_plain(self) -> dict[str, Any]:

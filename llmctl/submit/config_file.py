@@ -171,6 +171,7 @@ def _keys_that_run_code(values: Mapping[str, Any], cwd: Path) -> Iterator[str]:
         "job.code": code,
         "job.container": _listed(job.get("container")),
         "job.mounts": _listed(job.get("mounts")),
+        "job.notify": _listed(job.get("notify")),
         "evaluation.tasks": [task for task in tasks if is_task_file(task)],
     }
     for key, entries in shown.items():

@@ -26,6 +26,7 @@ from llmctl.backends import capabilities_of
 from llmctl.backends.base import Capabilities
 from llmctl.errors import ConfigFileError
 from llmctl.paths import BUNDLED, UserFolders, expand_home, search_path
+from llmctl.site.job import DEFAULT_EVENTS
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.job import Job, RenderedJob
 from llmctl.supervisor.settings import JobSettings
@@ -189,6 +190,8 @@ def _settings(job: Job, stop_after_s: int) -> str:
         shared=profile.shared,
         in_image=request.container is not None,
         forgets_launchers=is_local,
+        notify=job.spec.notify,
+        notify_on=DEFAULT_EVENTS if job.spec.notify_on is None else job.spec.notify_on,
     )
     return json.dumps(settings._asdict(), indent=1) + "\n"
 

@@ -98,6 +98,9 @@ def resolve(
     layers = _Layers(context.folders, transport.home if transport.is_remote else None)
     if profile.group is not None:
         layers.add("job.group", profile.group, Origin("profile"), context.cwd)
+    for key, value in context.user_settings().items():
+        if key != "cluster":
+            layers.add(f"job.{key}", value, Origin(str(context.folders.config_file)), context.cwd)
     if config is not None:
         for section, values in config.sections.items():
             if not job_only or section == "job":

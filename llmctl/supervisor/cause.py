@@ -15,7 +15,7 @@ _TAIL_BYTES = 65536
 _LONGEST = 2000
 """Characters of a cause, whose remedy is at its end."""
 _LAUNCHER_SAYS = re.compile(r"^\w+: error: .*", re.MULTILINE)
-_SUPERVISOR_SAYS = re.compile(r"^llmctl: (?!importing |Grid Engine has started )(.*)", re.MULTILINE)
+_SUPERVISOR_SAYS = re.compile(r"^llmctl: (?!importing |Grid Engine has started |(?:the|a) notice )(.*)", re.MULTILINE)
 """Words of the supervisor and of job.sh, without those that report no failure."""
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: -(\d+)\) local_rank:")
 _SRUN_SIGNALS = {

@@ -10,7 +10,9 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 _KILL_ROUNDS = 3
 _TORCHRUN = b"TORCHELASTIC_RUN_ID"
 _ATTACHED_SHELL = b"LLMCTL_INTERACTIVE"
-"""Variable of a shell that a person attached to a run: not a process of the run."""
+SENDER = "LLMCTL_SENDS_NOTICE"
+_OUTSIDE = frozenset((_ATTACHED_SHELL, SENDER.encode()))
+"""Variables of processes that are not the run's: a shell that a person attached to it, and what sends a notice."""
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -96,7 +98,7 @@ def _members(run_dir: str, attempt: int) -> Set[int]:
             break
         family |= children
     found |= family & living
-    return {pid for pid in found if _ATTACHED_SHELL not in variables[pid]} - {own}
+    return {pid for pid in found if not _OUTSIDE & variables[pid].keys()} - {own}
 
 
 def _belongs(variables: Mapping[bytes, bytes], run_dir: str, attempt: int) -> bool:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from . import each_host, images, processes
 from .attempt import (
@@ -22,6 +22,7 @@ from .cause import cause_of_failure, code_of_cause, launchers_error, text_since
 from .end_request import EndByFile, EndBySignal, EndByStep, EndRequest
 from .ends import doubt_about_success
 from .node import attempt_variables, end_file_of, run_node
+from .notices import Notices, send
 from .peers import Peers
 from .rendezvous import reserve_port
 from .settings import JobSettings
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str], environ: Dict[str, str]) -> int:
     try:
         if options.act == "import-image":
             return images.import_image(options.runtime, options.source, options.target, environ)
+        if options.act == "notify":
+            return send(sys.stdin.read(), environ)
         if options.act == "each-host":
             return _each_host(options, environ)
         job = JobSettings.read(options.job)
@@ -82,6 +85,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     each.add_argument("--through-shell", action="store_true")
     each.add_argument("--first-here", action="store_true")
     each.add_argument("words", nargs=argparse.REMAINDER, help="%%h: the host; %%n: its number")
+    acts.add_parser("notify", help="send the notice that stands on standard input, as JSON")
     image = acts.add_parser("import-image", help="fetch an image once for all nodes")
     for name in ("runtime", "source", "target"):
         image.add_argument(name)
@@ -147,6 +151,7 @@ class Supervisor:
             attempt = new_attempt(job)
         attempt.write_started(job.submission, options.job_id)
         peers = Peers(job, attempt, self._node) if job.hosts and job.shared and job.nodes > 1 else None
+        notices = self._notices(attempt)
         watch = Watch(
             job,
             attempt,
@@ -154,6 +159,7 @@ class Supervisor:
             self._end_request(attempt),
             stop_after_s=self._stop_after_s(),
             peers=peers,
+            notices=notices,
             is_head=self._node == 0,
         )
         code = 1  # of an end by an exception: never a success
@@ -162,8 +168,21 @@ class Supervisor:
         except AttemptError as error:
             tell(str(error))
         finally:
-            code = self._leave(attempt, watch, code)
+            code = self._leave(attempt, watch, code, notices)
         return code
+
+    def _notices(self, attempt: Attempt) -> Optional[Notices]:
+        """The notices of the head node, which tells at once that the attempt has begun; None without places."""
+        job = self._job
+        if not job.notify or self._node > 0:
+            return None
+        secrets: Dict[str, str] = {}
+        # The launch tells of a file that is missing.
+        with suppress(AttemptError):
+            secrets = read_secrets(job)
+        notices = Notices(job, attempt, secrets, self._environ)
+        notices.begin(self._options.job_id)
+        return notices
 
     def _run_attempt(self, attempt: Attempt, watch: Watch) -> int:
         job = self._job
@@ -207,7 +226,7 @@ class Supervisor:
                 os.listdir(attempt.folder)
         raise AttemptError(f"the head node has written no address and port to {path}")
 
-    def _leave(self, attempt: Attempt, watch: Watch, code: int) -> int:
+    def _leave(self, attempt: Attempt, watch: Watch, code: int, notices: Optional[Notices]) -> int:
         job = self._job
         if job.hosts:
             if self._node == 0 or not job.shared:
@@ -218,6 +237,8 @@ class Supervisor:
         processes.kill_attempt(job.run_dir, attempt.number)
         code, cause = self._true_end(attempt, watch, code)
         attempt.write_exit(code, watch.reason(code), watch.signal, cause)
+        if notices is not None:
+            notices.end(code, watch.reason(code), cause)
         return code
 
     def _true_end(self, attempt: Attempt, watch: Watch, code: int) -> Tuple[int, str]:

@@ -26,6 +26,8 @@ class JobSettings(NamedTuple):
         shared: all machines see one run directory.
         in_image: the ranks run in a container.
         forgets_launchers: remove the variables of an allocation that llmctl itself runs in.
+        notify: places of notices (see notices.py).
+        notify_on: events that are told there.
     """
 
     run_id: str
@@ -45,6 +47,8 @@ class JobSettings(NamedTuple):
     shared: bool
     in_image: bool
     forgets_launchers: bool
+    notify: Tuple[str, ...] = ()
+    notify_on: Tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str) -> "JobSettings":

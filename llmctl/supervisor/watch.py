@@ -11,6 +11,7 @@ from typing import Optional, Set
 from . import processes
 from .attempt import Attempt, outcome_of_rank_0, tell
 from .end_request import EndRequest
+from .notices import Notices
 from .peers import POLLS_PER_SECOND, Peers
 from .settings import JobSettings
 from .signals import Signals
@@ -45,6 +46,7 @@ class Watch:
         *,
         stop_after_s: float,
         peers: Optional[Peers] = None,
+        notices: Optional[Notices] = None,
         is_head: bool = True,
     ) -> None:
         """Watch an attempt.
@@ -56,6 +58,7 @@ class Watch:
             end_request: asks the launch line to end.
             stop_after_s: seconds from now until the run is asked to stop; 0 disables the timer.
             peers: the other machines, if no scheduler watches them.
+            notices: to the user; None on other machines than the head node.
             is_head: True on the head node, whose end is the run's end.
         """
         self.code = 0
@@ -67,6 +70,7 @@ class Watch:
         self._signals = signals
         self._end_request = end_request
         self._peers = peers
+        self._notices = notices
         self._is_head = is_head
         self._began = time.monotonic()
         self._stop_after_s = stop_after_s
@@ -138,6 +142,8 @@ class Watch:
         self._is_second_poll = not self._is_second_poll
         if self._peers is not None:
             self._poll_peers(self._peers, names)
+        if self._notices is not None:
+            self._notices.poll()
         if "cancel" in names and not self.is_cancelled:
             if self.signal is None:
                 self._on_signal("TERM")

@@ -93,6 +93,13 @@ srun --container-image=image.sqsh --container-mounts /data:/data,/w bash -c "dee
     assert "secret-value" not in found.text and "--secret WANDB_API_KEY" in found.text
 
 
+def test_mail_without_an_address_is_told(tmp_path: Path) -> None:
+    directives = "#SBATCH --mail-type=END\n#SBATCH --mail-user=$USER\n"
+    found = read(f"{directives}python pretrain_gpt.py {FLAGS}", tmp_path)
+    assert not {"notify", "notify_on"} & found.sections["job"].keys()
+    assert "names no address; give --notify mailto:ADDRESS" in found.text
+
+
 @pytest.mark.parametrize(
     ("directive", "keys"),
     [
@@ -106,6 +113,11 @@ srun --container-image=image.sqsh --container-mounts /data:/data,/w bash -c "dee
         ("#SBATCH -xn4", {"exclude": ["n4"]}),
         ("#$ -l 'h=!(n1|n2)' -l rt_F=2", {"exclude": ["n1", "n2"], "nodes": 2}),
         ("#$ -l hostname=!n1", {"exclude": ["n1"]}),
+        (
+            "#SBATCH --mail-type=END,FAIL\n#SBATCH --mail-user=me@lab",
+            {"notify": ["mailto:me@lab"], "notify_on": ["end", "fail"]},
+        ),
+        ("#PBS -m ae -M me@lab,you@lab", {"notify": ["mailto:me@lab", "mailto:you@lab"], "notify_on": ["fail", "end"]}),
     ],
 )
 def test_directives_of_each_scheduler(directive: str, keys: dict[str, object], tmp_path: Path) -> None:

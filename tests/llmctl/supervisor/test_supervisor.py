@@ -35,7 +35,7 @@ FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
 # All standard modules that the supervisor imports; each of them exists in Python 3.6.
 STANDARD = {
     *("abc", "argparse", "contextlib", "fcntl", "hashlib", "importlib", "json", "os", "pwd", "re", "select", "shlex"),
-    *("shutil", "signal", "socket", "stat", "subprocess", "sys", "time", "types", "typing"),
+    *("shutil", "signal", "socket", "stat", "subprocess", "sys", "time", "types", "typing", "urllib"),
 }
 
 

@@ -29,6 +29,15 @@ class JobConfig(Section):
     env: dict[str, str] = {}
     secrets: list[str] = []
     code: list[str] = []
+    notify: list[str] = []
+    """Places that are told how the run goes: https://ADDRESS, mailto:ADDRESS, secret:NAME, command:PROGRAM ARGS."""
+    notify_on: list[Literal["begin", "end", "fail", "hang", "restart"]] | None = None
+    """Events that are told. Unset: all but begin."""
+
+    @field_validator("notify_on", mode="before")
+    @classmethod
+    def _divide_events(cls, events: Any) -> Any:
+        return [event.strip() for event in events.split(",")] if isinstance(events, str) else events
 
     @field_validator("time", mode="before")
     @classmethod
