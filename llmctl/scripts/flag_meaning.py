@@ -25,7 +25,9 @@ _OWN_FOLDER = {
     "load": "a folder of the job itself, which is empty at its start: llmctl resume goes on from a run's checkpoints",
 }
 _LABELS = ("wandb", "tensorboard")
-"""Beginnings of flags that name dashboards; a part that only the job knows is left out of such a name."""
+"""Beginnings of flags of trackers; a part that only the job knows is left out of such a name."""
+_TRACKER_FOLDERS = ("tensorboard-dir", "wandb-save-dir")
+_UNKNOWN_LABEL = "a part of its value is known to the job alone; set the key of this flag"
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
     for group in groups:
         if group.missing is not None and group.missing.what in _JOB_IDS and group.name in _OWN_FOLDER:
             found.without_effect.append((group.line, " ".join(group.words), _OWN_FOLDER[group.name]))
+        elif _is_unknown_label(group):
+            found.without_effect.append((group.line, group.words[0], _UNKNOWN_LABEL))
         elif group.name not in _DEEPSPEED_CONFIG:
             meant.append(group)
     alone = {place: _alone(group, found) for place, group in enumerate(meant)}
@@ -166,6 +170,13 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
         if group.name in _DEEPSPEED_CONFIG:
             _read_deepspeed(group, found, file_text)
     return found
+
+
+def _is_unknown_label(group: FlagGroup) -> bool:
+    """True for a flag of a tracker whose name is unknown, or its folder in part."""
+    if group.missing is None or not group.name.startswith(_LABELS):
+        return False
+    return group.name.replace("_", "-") in _TRACKER_FOLDERS or group.words[1:] == (_UNKNOWN_TEXT,)
 
 
 def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:

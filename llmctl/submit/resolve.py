@@ -38,6 +38,7 @@ PATH_KEYS = frozenset(
         "model.from",
         "evaluation.tasks",
         "logging.tensorboard_dir",
+        "logging.wandb_save_dir",
         "job.code",
     }
 )

@@ -34,6 +34,13 @@ def cuda_defaults(config: TrainConfig) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
+def tracker_defaults(config: TrainConfig) -> dict[str, str]:
+    """Environment variables by which packages of trackers report nothing to their makers, unless the user sets them."""
+    if not config.logging.tracker_packages():
+        return {}
+    return {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
+
+
 def main(
     arguments: Sequence[str],
     launch: LaunchEnvironment,
@@ -77,7 +84,7 @@ def main(
         return 3
     for note in command_line.notes if speaks else ():
         print(note)
-    for name, value in cuda_defaults(config).items():
+    for name, value in (cuda_defaults(config) | tracker_defaults(config)).items():
         environment.setdefault(name, value)
     from trainer.training.pretraining import run_pretraining
 

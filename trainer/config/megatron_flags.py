@@ -107,6 +107,10 @@ ALIASES: dict[str, Alias] = {
     "log-batch-size-to-tensorboard": Alias("logging.log_batch_size", True),
     "log-world-size-to-tensorboard": Alias("logging.log_world_size", True),
     "no-barrier-with-level-1-timing": Alias("logging.barrier_with_level_1_timing", False),
+    "wandb-exp-name": Alias("logging.wandb_name"),
+    "wandb-tag": Alias("logging.wandb_tags"),
+    # Of GENIAC's fork of Megatron-DeepSpeed; scripts give --wandb_project too.
+    "use-wandb": Alias("logging.wandb_project", "llmctl", yields=True),
     "use-torch-fsdp2": Alias("parallel.data_parallel_sharding_strategy", "optim_grads_params", yields=True),
 }
 
@@ -120,7 +124,6 @@ _FP32_STATE = "main gradients, master weights and moments are always float32"
 _DISPATCHERS = ("alltoall", "alltoall_seq", "allgather", "flex")
 _DEEPSPEED = "is a flag of Megatron-DeepSpeed; "
 _SCHEDULE = "the learning rate always follows the config, and the number of steps the checkpoint"
-_WANDB = "metrics go to metrics.jsonl in the run directory; nothing is sent to Weights & Biases"
 
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "distributed-backend": WithoutEffect(
@@ -218,14 +221,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "rows of metrics.jsonl always have iteration_time_s, and with --timing-log-level the timers of the parts"
     ),
     "log-validation-ppl-to-tensorboard": WithoutEffect("rows of evaluations always have valid_ppl"),
-    "wandb-project": WithoutEffect(_WANDB, 1),
-    "wandb-entity": WithoutEffect(_WANDB, 1),
-    "wandb-name": WithoutEffect(_WANDB, 1),
-    "wandb-exp-name": WithoutEffect(_WANDB, 1),
-    "wandb-save-dir": WithoutEffect(_WANDB, 1),
-    "wandb-group": WithoutEffect(_WANDB, 1),
-    "wandb-tag": WithoutEffect(_WANDB, 1),
-    "use-wandb": WithoutEffect(_WANDB),
     "use-mpi": WithoutEffect("ranks are found under mpirun as under every other launcher"),
     "use-gcp-dynamic-checkpointing": WithoutEffect("a job that is about to be ended saves a checkpoint by itself"),
     "use-flash-attn-v2": WithoutEffect(

@@ -62,6 +62,7 @@ class TrainConfig(Section):
             ("checkpoint.save", self.checkpoint.save),
             ("data.data_cache_path", self.data.data_cache_path),
             ("logging.tensorboard_dir", self.logging.tensorboard_dir),
+            ("logging.wandb_save_dir", self.logging.wandb_save_dir),
         )
         return [(key, path) for key, path in named if path is not None]
 

@@ -41,8 +41,8 @@ def chosen_trackers(logging: LoggingConfig) -> list[Choice]:
     for key, module, package in logging.tracker_packages():
         if find_spec(module) is None:
             raise ConfigError(key, f"needs the package {package}; install it: pip install {package}, or unset the key")
-    if logging.tensorboard_dir is not None:
-        found.append(Choice("logging.tensorboard_dir", "TensorBoard", partial(_tensorboard, logging)))
+        title, make = _OF_PACKAGES[module]
+        found.append(Choice(key, title, partial(make, logging)))
     return [*found, *(Choice(_OWN_KEY, name, _own_function(name)) for name in logging.trackers)]
 
 
@@ -50,6 +50,25 @@ def _tensorboard(logging: LoggingConfig) -> Tracker:
     from trainer.trackers.tensorboard_files import TensorBoardFiles
 
     return TensorBoardFiles(logging.tensorboard_dir or "", logging.tensorboard_queue_size)
+
+
+def _wandb(logging: LoggingConfig) -> Tracker:
+    from trainer.trackers.wandb_run import WandbRun
+
+    return WandbRun(logging)
+
+
+def _mlflow(logging: LoggingConfig) -> Tracker:
+    from trainer.trackers.mlflow_run import MlflowRun
+
+    return MlflowRun(logging)
+
+
+_OF_PACKAGES: dict[str, tuple[str, Callable[[LoggingConfig], Tracker]]] = {
+    "tensorboard": ("TensorBoard", _tensorboard),
+    "wandb": ("Weights & Biases", _wandb),
+    "mlflow": ("MLflow", _mlflow),
+}
 
 
 def _own_function(name: str) -> Callable[[], Tracker]:

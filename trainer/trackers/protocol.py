@@ -54,8 +54,13 @@ class RunFacts:
 class Tracker(Protocol):
     """Takes the numbers of one attempt."""
 
-    def begin(self, facts: RunFacts) -> None:
-        """Open the tracker's run, or go on with it if ``facts.run_id`` is known."""
+    def begin(self, facts: RunFacts) -> int | None:
+        """Open the tracker's run, or go on with it if ``facts.run_id`` is known.
+
+        Returns:
+            The last iteration that the tracker has. The rows of metrics.jsonl from there to ``facts.iteration`` come
+            first. None: earlier rows are not wanted.
+        """
 
     def log(self, iteration: int, scalars: Mapping[str, float]) -> None:
         """Take the finite numbers of one row of metrics.jsonl, by the names of trainer.trackers.scalars.

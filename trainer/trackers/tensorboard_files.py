@@ -40,19 +40,21 @@ class TensorBoardFiles:
         self._queue_size = queue_size
         self._writer: Any = None
 
-    def begin(self, facts: RunFacts) -> None:
+    def begin(self, facts: RunFacts) -> int:
         """Cut the iterations that are done again off the run's earlier files, and open a new one."""
+        last = 0
         suffix = f".llmctl-{facts.run_id}"
         if self._folder.is_dir():
             for path in self._folder.iterdir():
                 if path.name.startswith("events.out.tfevents.") and path.name.endswith(suffix):
-                    cut_after(path, facts.iteration)
+                    last = max(last, cut_after(path, facts.iteration))
         self._writer = EventFileWriter(str(self._folder), self._queue_size, filename_suffix=suffix)
         for name in ("config", "layout", "origin"):
             text = json.dumps(getattr(facts, name), indent=2)
             # By attempt, since a resumed run may have another config.
             self._write(facts.attempt, [text_pb(name, f"```\n{text}\n```")])
         self._writer.flush()
+        return last
 
     def log(self, iteration: int, scalars: Mapping[str, float]) -> None:
         """Write one row: its scalars by iteration, then those that are also drawn by samples."""
@@ -77,25 +79,33 @@ def _summary(values: Mapping[str, float]) -> Any:
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
 
 
-def cut_after(path: Path, iteration: int) -> None:
-    """Cut an event file before its first row beyond ``iteration``, and a record that was not written whole."""
+def cut_after(path: Path, iteration: int) -> int:
+    """Cut an event file before its first row beyond ``iteration``, and a record that was not written whole.
+
+    Returns:
+        The last iteration that is left; 0 without any.
+    """
+    last = 0
     with path.open("r+b") as file:
         while True:
             start = file.tell()
             head = file.read(_HEAD.size)
             if not head:
-                return
+                return last
             length = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
             content = file.read(length + _TAIL_BYTES)
-            if len(content) < length + _TAIL_BYTES or _is_beyond(content[:length], iteration):
+            step = _iteration_of(content[:length]) if len(content) == length + _TAIL_BYTES else None
+            if step is None or step > iteration:
                 file.truncate(start)
-                return
+                return last
+            last = max(last, step)
 
 
-def _is_beyond(content: bytes, iteration: int) -> bool:
+def _iteration_of(content: bytes) -> int | None:
+    """The iteration of a row of scalars; 0 of anything else; None of a record that cannot be read."""
     try:
         event = Event.FromString(content)
     except DecodeError:
-        return True
+        return None
     tags = [value.tag for value in event.summary.value if value.HasField("simple_value")]
-    return bool(tags) and not tags[0].endswith(_OF_SAMPLES) and event.step > iteration
+    return int(event.step) if tags and not tags[0].endswith(_OF_SAMPLES) else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
@@ -16,11 +17,13 @@ from typing_extensions import Self
 
 from trainer.config.sections.logging import LoggingConfig
 from trainer.process.heartbeat import Heartbeat
+from trainer.process.run_directory import RunDirectory
 from trainer.trackers.choice import Choice, chosen_trackers
-from trainer.trackers.protocol import Outcome, RunFacts
+from trainer.trackers.earlier_rows import earlier_rows
+from trainer.trackers.protocol import Outcome, RunFacts, Tracker
 from trainer.trackers.scalars import scalars_of
 
-_MOST_WAITING = 1000
+_MOST_WAITING = 10_000
 """Rows that wait for one tracker; later rows are lost to it."""
 _LONG_CALL_S = 120.0
 """A tracker that is busy with one call for longer is told of."""
@@ -135,25 +138,37 @@ class _TrackerThread(threading.Thread):
         self._busy_since = time.monotonic()
         try:
             tracker = self._choice.make()
-            tracker.begin(self._facts)
+            held = tracker.begin(self._facts)
         except (Exception, SystemExit) as error:
             self._has_begun = False
             self._tell(f"could not begin, and gets no numbers of this attempt: {_described(error)}")
             return
         self._has_begun = True
+        if held is not None and self._facts.folder is not None:
+            self._log_earlier(tracker, held, RunDirectory(self._facts.folder).metrics)
         self._busy_since = None
-        while (row := self._rows.get()) is not None:
-            self._busy_since = time.monotonic()
-            try:
-                tracker.log(row["iteration"], scalars_of(row))
-            except (Exception, SystemExit) as error:
-                self._missing += 1
-                self._tell(f"failed at iteration {row['iteration']}: {_described(error)}")
-            self._busy_since = None
+        while (row_or_end := self._rows.get()) is not None:
+            self._log(tracker, row_or_end)
         try:
             tracker.end(self._outcome)
         except (Exception, SystemExit) as error:
             self._tell(f"failed at its end: {_described(error)}")
+
+    def _log_earlier(self, tracker: Tracker, held: int, metrics: Path) -> None:
+        try:
+            for row in earlier_rows(metrics, held, self._facts.iteration):
+                self._log(tracker, row)
+        except Exception as error:
+            self._tell(f"could not be given the rows of earlier attempts: {_described(error)}")
+
+    def _log(self, tracker: Tracker, row: Mapping[str, Any]) -> None:
+        self._busy_since = time.monotonic()
+        try:
+            tracker.log(row["iteration"], scalars_of(row))
+        except (Exception, SystemExit) as error:
+            self._missing += 1
+            self._tell(f"failed at iteration {row['iteration']}: {_described(error)}")
+        self._busy_since = None
 
     def _tell(self, sentence: str) -> None:
         """Tell the first trouble only."""

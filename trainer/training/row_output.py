@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,4 +105,6 @@ def _id_without_run(save: Path | None) -> str:
     """An id that a resumed run finds again: by the folder of its checkpoints. Without one nothing is resumed."""
     if save is None:
         return time.strftime("%Y%m%d-%H%M%S")
-    return f"{save.name}-{hashlib.sha256(str(save.resolve()).encode()).hexdigest()[:8]}"
+    # Some trackers take only these characters.
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", save.name)
+    return f"{name}-{hashlib.sha256(str(save.resolve()).encode()).hexdigest()[:8]}"

@@ -125,6 +125,16 @@ def test_directives_of_each_scheduler(directive: str, keys: dict[str, object], t
     assert keys.items() <= job.items()
 
 
+def test_names_of_trackers_that_only_the_job_knows_are_left_out(tmp_path: Path) -> None:
+    flags = "--wandb-project p --wandb-name llama-$SLURM_JOB_ID --wandb-group $G --tensorboard-dir $D/tb"
+    found = read(f"srun python pretrain_gpt.py {FLAGS} {flags}", tmp_path)
+    assert found.sections["logging"] == {"wandb_project": "p", "wandb_name": "llama-"}
+    assert found.ignored == 2
+    assert "--tensorboard-dir (line 1): a part of its value is known to the job alone" in found.text
+    found = read(f"srun python pretrain_gpt.py {FLAGS} --tensorboard-dir tb --use_wandb", tmp_path)
+    assert found.sections["logging"] == {"tensorboard_dir": "tb", "wandb_project": "llmctl"}
+
+
 def test_excluded_nodes_of_srun_and_words_that_name_no_nodes(tmp_path: Path) -> None:
     found = read(f"#SBATCH --exclude=n1\nsrun -x n2,n3 python pretrain_gpt.py {FLAGS}", tmp_path)
     assert found.sections["job"]["exclude"] == ["n2", "n3"]

@@ -310,9 +310,22 @@ def test_a_distant_flag_is_no_suggestion(word):
         assert misleading not in said
 
 
-@pytest.mark.parametrize("word", ["use-mpi", "use_wandb", "deepspeed", "override-opt_param-scheduler"])
+@pytest.mark.parametrize("word", ["use-mpi", "deepspeed", "override-opt_param-scheduler"])
 def test_words_of_other_programs_are_told(word):
     assert len(parse_command_line([f"--{word}"]).notes) == 1
+
+
+def test_flags_of_trackers_set_their_keys():
+    flags = "--tensorboard-dir t --tensorboard-log-interval 5 --wandb-exp-name n --wandb_tag a --use_wandb"
+    assert parse_command_line(flags.split()).values == {
+        "logging.tensorboard_dir": "t",
+        "logging.tensorboard_log_interval": "5",
+        "logging.wandb_name": "n",
+        "logging.wandb_tags": "a",
+        "logging.wandb_project": "llmctl",
+    }
+    values = parse_command_line(["--wandb-project", "p", "--use-wandb"]).values
+    assert values == {"logging.wandb_project": "p"}
 
 
 def test_words_of_older_and_other_programs():

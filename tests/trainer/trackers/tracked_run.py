@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from functools import partial
 
 from tests.resume_torture import config_of
 from tests.trainer.training.pretraining_job import Job
@@ -22,9 +23,14 @@ def prepare(run, **sections):
     (run / "config.yaml").write_text(json.dumps(values))
 
 
-def train(run, number=1):
-    """Train to the end as attempt ``number``; the log of its rank."""
-    with Job(run, 1, number=number) as job:
+def set_variables(variables):
+    """A fault that changes the environment."""
+    os.environ.update(variables)
+
+
+def train(run, number=1, variables=None):
+    """Train to the end as attempt ``number``, with further environment variables; the log of its rank."""
+    with Job(run, 1, faults={0: partial(set_variables, variables or {})}, number=number) as job:
         assert job.ends([0]) == [0], log(run, number)
     return log(run, number)
 
@@ -55,10 +61,17 @@ def expected(run, batch_size=8):
     return found
 
 
-def kill_at_iteration_6():
+def computed(points):
+    """The numbers of ``expected`` that a resumed run computes again, and that metrics.jsonl has."""
+    measured = {"iteration-time", "tokens_per_s", "throughput", "mfu", "mem-max-allocated-bytes", "batch-size"}
+    return {name: values for name, values in points.items() if name not in measured}
+
+
+def kill_at_iteration_6(variables):
     """A fault: SIGKILL when the optimizer step of the sixth iteration begins."""
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 
+    os.environ |= variables
     step, numbers = MixedPrecisionOptimizer.step, itertools.count(1)
 
     def counted(self, lr):
@@ -69,7 +82,7 @@ def kill_at_iteration_6():
     MixedPrecisionOptimizer.step = counted
 
 
-def train_until_killed(run):
+def train_until_killed(run, variables=None):
     """Train as the first attempt, until iteration 6 begins; the newest checkpoint is that of iteration 4."""
-    with Job(run, 1, faults={0: kill_at_iteration_6}) as job:
+    with Job(run, 1, faults={0: partial(kill_at_iteration_6, variables or {})}) as job:
         assert job.ends([0]) == [-signal.SIGKILL], log(run)

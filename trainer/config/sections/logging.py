@@ -1,9 +1,11 @@
 """Section ``logging``: logging, metrics and trackers."""
 
+import re
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt, field_validator
 
+from trainer.config.errors import ConfigError
 from trainer.config.sections.section import Section
 
 
@@ -46,10 +48,46 @@ class LoggingConfig(Section):
     """Iterations between the training rows that go to TensorBoard and all other trackers, of those in metrics.jsonl."""
     tensorboard_queue_size: PositiveInt = 1000
     """Events of TensorBoard that may wait for the disk."""
+    wandb_project: str | None = None
+    """Project of Weights & Biases that the run goes to. Unset: none. The key is given by ``--secret WANDB_API_KEY``."""
+    wandb_entity: str | None = None
+    """Team or user of the project. Unset: the key's default."""
+    wandb_name: str | None = None
+    """Name of the run in Weights & Biases. Unset: the name of the run. A resumed run goes on in the same run there."""
+    wandb_group: str | None = None
+    """Group of the run in Weights & Biases."""
+    wandb_tags: list[str] = []
+    """Tags of the run in Weights & Biases."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """offline: for nodes without the internet; ``wandb sync`` sends the files later."""
+    wandb_save_dir: str | None = None
+    """Folder for the files of Weights & Biases. Unset: the run directory. A relative path is as in tensorboard_dir."""
+    mlflow_tracking_uri: str | None = None
+    """Address of the MLflow server that the run goes to, without a password."""
+    mlflow_experiment: str | None = None
+    """Experiment of MLflow; it is made if it is new. Unset: ``Default``."""
+    mlflow_run_name: str | None = None
+    """Name of the run in MLflow. Unset: the name of the run. A resumed run goes on in the same run there."""
     trackers: list[str] = []
     """Trackers of your own, each as ``module:function``: see trainer/trackers/protocol.py."""
 
+    @field_validator("mlflow_tracking_uri")
+    @classmethod
+    def _check_has_no_password(cls, value: str | None) -> str | None:
+        # Everybody who sees a config would see the password.
+        if value is not None and re.search(r"://[^/@]*:[^/@]*@", value):
+            raise ConfigError(
+                "logging.mlflow_tracking_uri",
+                "has a password; leave it out, and submit with --secret MLFLOW_TRACKING_PASSWORD",
+            )
+        return value
+
     def tracker_packages(self) -> list[tuple[str, str, str]]:
         """Dotted key, module and package of every tracker that is asked for and needs a package."""
-        named = [("logging.tensorboard_dir", self.tensorboard_dir, "tensorboard", "tensorboard")]
-        return [(key, module, package) for key, value, module, package in named if value is not None]
+        has_uri = self.mlflow_tracking_uri is not None
+        named = [
+            ("tensorboard_dir", "tensorboard", "tensorboard"),
+            ("wandb_project", "wandb", "wandb"),
+            ("mlflow_tracking_uri" if has_uri else "mlflow_experiment", "mlflow", "mlflow-skinny"),
+        ]
+        return [(f"logging.{key}", module, package) for key, module, package in named if getattr(self, key) is not None]
