@@ -40,6 +40,7 @@ PANELS = {
         "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
         "list": ("llmctl.cli.history.list_runs", "List past and present runs, with filters and cost."),
         "runs": ("llmctl.cli.history.runs", "Free the disk space of runs that have ended."),
+        "plot": ("llmctl.cli.viewing.plot", "Plot numbers of runs in the terminal, or into a file."),
         "report": ("llmctl.cli.viewing.report", "Write one HTML page about runs: curves, faults, cost."),
         "logs": ("llmctl.cli.logs", "Show or follow the output of a run, rank by rank."),
         "cancel": ("llmctl.cli.cancel", "End runs and all of their processes."),
