@@ -8,7 +8,7 @@ from typing import Any
 from llmctl.operate.report.gather import ReportedRun
 from llmctl.runs.number_text import loss_text, memory_text, rate_text
 from llmctl.runs.series.columns import ALWAYS
-from llmctl.runs.series.curves import Curve, Curves, RunCurves
+from llmctl.runs.series.curves import Curve, Curves
 
 _DIGITS = 5
 """Significant digits of a drawn number: a screen has four."""
@@ -60,14 +60,15 @@ CHARTS = (
 _DRAWN = {chart.key for chart in CHARTS} | {chart.valid_key for chart in CHARTS}
 
 
-def charts_of(runs: Sequence[ReportedRun], curves: Sequence[RunCurves]) -> list[dict[str, Any]]:
+def charts_of(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """The charts that have numbers, each with its table: a row for each run that has them."""
-    kinds = [*CHARTS, *_further_losses(curves)]
+    kinds = [*CHARTS, *_further_losses(runs)]
     found = []
     for kind in kinds:
         rows = []
-        for number, (run, one) in enumerate(zip(runs, curves, strict=True)):
-            for key, part, word in ((kind.key, one.train, ""), (kind.valid_key, one.valid, "validation")):
+        for number, run in enumerate(runs):
+            parts = (kind.key, run.curves.train, ""), (kind.valid_key, run.curves.valid, "validation")
+            for key, part, word in parts:
                 if key in part.of:
                     rows.append({"run": number, "name": run.record.run_id, "part": word, **_ends(kind, part, key)})
         if rows:
@@ -76,15 +77,14 @@ def charts_of(runs: Sequence[ReportedRun], curves: Sequence[RunCurves]) -> list[
     return found
 
 
-def chart_data(
-    runs: Sequence[ReportedRun], curves: Sequence[RunCurves], charts: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def chart_data(runs: Sequence[ReportedRun], charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The numbers of the charts, for page.js."""
     keys = {chart["key"] for chart in charts}, {chart["valid"] for chart in charts}
     drawn = []
-    for run, one in zip(runs, curves, strict=True):
-        begun = _beginning(run, one)
-        parts = [_part(part, wanted, begun) for part, wanted in zip((one.train, one.valid), keys, strict=True)]
+    for run in runs:
+        begun = _beginning(run)
+        both = run.curves.train, run.curves.valid
+        parts = [_part(part, wanted, begun) for part, wanted in zip(both, keys, strict=True)]
         drawn.append({"name": run.record.run_id, "train": parts[0], "valid": parts[1]})
     return {
         "runs": drawn,
@@ -92,9 +92,9 @@ def chart_data(
     }
 
 
-def _further_losses(curves: Sequence[RunCurves]) -> list[ChartKind]:
+def _further_losses(runs: Sequence[ReportedRun]) -> list[ChartKind]:
     """Charts of the losses besides that of the next token, such as those of multi-token prediction."""
-    keys = {key for one in curves for key in one.train.of if key.endswith("_loss")} - _DRAWN - set(ALWAYS)
+    keys = {key for run in runs for key in run.curves.train.of if key.endswith("_loss")} - _DRAWN - set(ALWAYS)
     return [
         ChartKind(key, key.replace("_", " ").capitalize(), "", "loss", loss_text, f"valid_{key}")
         for key in sorted(keys)
@@ -120,10 +120,10 @@ def _ends(kind: ChartKind, part: Curves, key: str) -> dict[str, str]:
     }
 
 
-def _beginning(run: ReportedRun, curves: RunCurves) -> float | None:
+def _beginning(run: ReportedRun) -> float | None:
     """Start of the first attempt, from which time counts; without one, the first row."""
     starts = [one.started.time for one in run.attempts if one.started is not None and one.started.time is not None]
-    rows = [time for part in (curves.train, curves.valid) for time in part.time if time is not None]
+    rows = [time for part in (run.curves.train, run.curves.valid) for time in part.time if time is not None]
     return min(starts, default=None) if starts else min(rows, default=None)
 
 

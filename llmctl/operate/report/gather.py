@@ -1,13 +1,13 @@
 """All facts about the runs of a report, read through the transports of their clusters."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError
 from llmctl.operate.history import PastRun, past_runs
-from llmctl.operate.report.secret_words import secret_values, without_secrets
+from llmctl.operate.report.secret_words import secret_values
 from llmctl.operate.survey import RunSurvey, load_records
 from llmctl.runs.facts import (
     Ending,
@@ -25,7 +25,8 @@ from llmctl.runs.index import IndexEntry
 from llmctl.runs.log_selection import ranks_of_errors
 from llmctl.runs.logs import last_lines, node_logs, rank_logs
 from llmctl.runs.record import RunRecord
-from llmctl.runs.series.history import RunHistory
+from llmctl.runs.series.curves import RunCurves, run_curves
+from llmctl.runs.series.history import AttemptRows
 from llmctl.runs.series.reading import MetricsSource, read_histories
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.protocol import Transport
@@ -51,7 +52,7 @@ class Attempt:
 
     Attributes:
         log_name: source of the log, such as ``rank 3``; empty without a log.
-        log: its last lines, without secrets.
+        log: its last lines.
     """
 
     number: int
@@ -79,7 +80,8 @@ class ReportedRun:
         record: of the run.
         past: its state, and what it has used.
         attempts: all of them, in order.
-        history: the rows of its metrics.
+        curves: of its metrics.
+        trained: number of an attempt -> its rows of training.
         planned: the predicted run, or the reason why there is none; None for a COMMAND.
         secrets: value -> name of what the page must not show.
     """
@@ -87,7 +89,8 @@ class ReportedRun:
     record: RunRecord
     past: PastRun
     attempts: tuple[Attempt, ...]
-    history: RunHistory
+    curves: RunCurves
+    trained: Mapping[int, AttemptRows]
     planned: "Planned | str | None"
     secrets: dict[str, str]
 
@@ -111,28 +114,34 @@ def gather_runs(context: Context, entries: Sequence[IndexEntry]) -> list[Reporte
         if isinstance(record, RecordError):
             raise record
         records.append(record)
+    machines = [sessions[entry.cluster].transport for entry in entries]
     sources = [
-        MetricsSource(f"{record.run_dir}/metrics.jsonl", sessions[entry.cluster].transport.read_parts)
-        for entry, record in zip(entries, records, strict=True)
+        MetricsSource(f"{record.run_dir}/metrics.jsonl", machine.read_parts, is_here=not machine.is_remote)
+        for record, machine in zip(records, machines, strict=True)
     ]
-    histories = read_histories(sources, KEYS)
+    metrics = [(run_curves(history), history.attempts) for history in read_histories(sources, KEYS)]
     return [
-        _reported(context, sessions[run.entry.cluster], record, run, history)
-        for run, record, history in zip(past, records, histories, strict=True)
+        _reported(context, sessions[run.entry.cluster], record, run, *found)
+        for run, record, found in zip(past, records, metrics, strict=True)
     ]
 
 
 def _reported(
-    context: Context, session: ClusterSession, record: RunRecord, past: PastRun, history: RunHistory
+    context: Context,
+    session: ClusterSession,
+    record: RunRecord,
+    past: PastRun,
+    curves: RunCurves,
+    trained: Mapping[int, AttemptRows],
 ) -> ReportedRun:
     from llmctl.operate.report.planned import plan_of
 
+    attempts = tuple(read_attempts(record, session.transport))
     secrets = secret_values(record.job, context.environment)
-    attempts = tuple(read_attempts(record, session.transport, secrets))
-    return ReportedRun(record, past, attempts, history, plan_of(context, session, record), secrets)
+    return ReportedRun(record, past, attempts, curves, trained, plan_of(context, session, record), secrets)
 
 
-def read_attempts(record: RunRecord, transport: Transport, secrets: dict[str, str]) -> Iterator[Attempt]:
+def read_attempts(record: RunRecord, transport: Transport) -> Iterator[Attempt]:
     """All attempts of a run, with the ends of the logs of the newest failed ones. Costs five round trips."""
     (names,) = transport.list_names([f"{record.run_dir}/attempts"])
     numbers = sorted(int(name) for name in names if name.isdecimal())
@@ -172,8 +181,7 @@ def read_attempts(record: RunRecord, transport: Transport, secrets: dict[str, st
     shown = {number: (name, lines) for (number, name, _), (lines, _) in zip(logs, tails, strict=True)}
     for attempt in attempts:
         name, lines = shown.get(attempt.number, ("", []))
-        log = tuple(without_secrets(line, secrets) for line in lines)
-        yield replace(attempt, log_name=name if log else "", log=log)
+        yield replace(attempt, log_name=name if lines else "", log=tuple(lines))
 
 
 def _log_of(attempt: Attempt, folder: str, names: Sequence[str]) -> tuple[int, str, str]:

@@ -16,7 +16,7 @@ from llmctl.operate.report.secret_words import without_secrets
 from llmctl.operate.report.tables import attempts_of, clock_text, head_of, logs_of, plan_rows, tiles_of, time_of
 from llmctl.operate.report.timeline_rows import timeline_of
 from llmctl.paths import BUNDLED
-from llmctl.runs.series.curves import MOST_POINTS, run_curves
+from llmctl.runs.series.curves import MOST_POINTS
 
 FOLDER = BUNDLED / "templates/report"
 MARK = b'<meta name="generator" content="llmctl report">'
@@ -34,8 +34,7 @@ def page_of(runs: Sequence[ReportedRun]) -> str:
 
     script = _bundled("vendor/uPlot.iife.min.js") + "\n" + _bundled("page.js")
     style = _bundled("vendor/uPlot.min.css") + "\n" + _bundled("page.css")
-    curves = [run_curves(run.history) for run in runs]
-    charts = charts_of(runs, curves)
+    charts = charts_of(runs)
     values = _without_secrets(
         {
             "runs": [_run_values(run, is_alone=len(runs) == 1) for run in runs],
@@ -59,9 +58,9 @@ def page_of(runs: Sequence[ReportedRun]) -> str:
         mark=Markup(MARK.decode()),
         script=Markup(script),
         style=Markup(style),
-        data=Markup(json_for_script(chart_data(runs, curves, charts))),
+        data=Markup(json_for_script(chart_data(runs, charts))),
         points=MOST_POINTS,
-        has_envelope=any(curve.has_envelope for one in curves for curve in one.train.of.values()),
+        has_envelope=any(curve.has_envelope for run in runs for curve in run.curves.train.of.values()),
         version=__version__,
         made=clock_text(time.time()),
     )

@@ -12,6 +12,7 @@ from llmctl.operate.report.gather import Attempt, ReportedRun
 from llmctl.operate.report.secret_words import shown_command
 from llmctl.operate.report.time_spent import time_parts
 from llmctl.runs.number_text import iteration_time_text, loss_text, memory_text, rate_text
+from llmctl.runs.series.curves import RunCurves
 
 _BAR = 1000.0
 """Width of a bar of time."""
@@ -45,9 +46,9 @@ def tiles_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         yield "iteration", f"{view.iteration:,}{total}"
     if view.loss is not None:
         yield "loss", loss_text(view.loss)
-    valid = _last_of(run, "valid_loss")
+    valid = run.curves.valid.of.get("valid_loss")
     if valid is not None:
-        yield "validation loss", loss_text(valid)
+        yield "validation loss", loss_text([loss for loss in valid.mean if loss is not None][-1])
     if view.tokens_per_s is not None:
         yield "tokens/s", rate_text(view.tokens_per_s)
     if view.mfu is not None:
@@ -84,7 +85,7 @@ def attempts_of(run: ReportedRun) -> list[dict[str, Any]]:
     """A row for each attempt: start, time, steps, steps done in vain, end."""
     rows = []
     for attempt in run.attempts:
-        trained = run.history.attempts.get(attempt.number)
+        trained = run.trained.get(attempt.number)
         began = attempt.started.time if attempt.started is not None else None
         ended = attempt.ending.time if attempt.ending is not None else None
         steps, lost = "", ""
@@ -158,13 +159,14 @@ def plan_rows(run: ReportedRun) -> dict[str, Any] | None:
     plan, rows = planned.plan, []
     world = plan.world_size
     # A prediction that says nothing about the first steps is compared with the middle of the run.
-    times, rates = _column(run, "iteration_time_s"), _column(run, "tokens_per_s")
+    times, rates = _means(run.curves, "iteration_time_s"), _means(run.curves, "tokens_per_s")
     rows.append(_beside("time of a step", plan.step.total, median(times) if times else None, iteration_time_text))
     rows.append(_beside("tokens/s", plan.tokens_per_s * world, median(rates) if rates else None, rate_text))
-    shares = _column(run, "mfu")
+    shares = _means(run.curves, "mfu")
     if shares:
         rows.append(_beside("MFU", plan.utilization[0], median(shares), lambda value: f"{100 * value:.1f}%"))
-    peaks = _column(run, "peak_memory_bytes")
+    memory_curve = run.curves.train.of.get("peak_memory_bytes")
+    peaks = [] if memory_curve is None else [peak for peak in memory_curve.high if peak is not None]
     rows.append(_beside("peak memory of a rank", float(plan.worst.total), max(peaks, default=None), memory_text))
     hours = plan.step.total * plan.config.training.train_iters * planned.nodes / 3600
     rows.append(_beside("node-hours", hours, run.past.node_hours, _amount))
@@ -195,18 +197,9 @@ def _beside(words: str, planned: float, measured: float | None, text: Any) -> di
     }
 
 
-def _column(run: ReportedRun, key: str) -> list[float]:
-    """Finite numbers of a key in the rows of training that count."""
-    rows = run.history.rows
-    column = rows.values.get(key, ())
-    return [
-        value for value, is_valid in zip(column, rows.is_valid, strict=False) if not is_valid and math.isfinite(value)
-    ]
-
-
-def _last_of(run: ReportedRun, key: str) -> float | None:
-    column = run.history.rows.values.get(key, ())
-    return next((value for value in reversed(column) if math.isfinite(value)), None)
+def _means(curves: RunCurves, key: str) -> list[float]:
+    curve = curves.train.of.get(key)
+    return [] if curve is None else [mean for mean in curve.mean if mean is not None]
 
 
 def logs_of(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ def time_parts(run: ReportedRun) -> list[TimePart]:
                 else (queue, between + max(0.0, began - before))
             )
         before = ended if ended is not None else began
-        rows = run.history.attempts.get(attempt.number)
+        rows = run.trained.get(attempt.number)
         if rows is None or not math.isfinite(rows.first_time):
             start += max(0.0, (ended or began) - began)
             continue
@@ -66,12 +66,12 @@ def _span(run: ReportedRun, attempt: Attempt) -> tuple[float | None, float | Non
     began = attempt.started.time if attempt.started is not None else None
     if attempt.ending is not None and attempt.ending.time is not None:
         return began, attempt.ending.time
-    rows = run.history.attempts.get(attempt.number)
+    rows = run.trained.get(attempt.number)
     return began, rows.last_time if rows is not None and math.isfinite(rows.last_time) else None
 
 
 def _step_s(run: ReportedRun, attempt: Attempt) -> float:
     """Time of the attempt's first step, by its steps' mean."""
-    rows = run.history.attempts[attempt.number]
+    rows = run.trained[attempt.number]
     steps = rows.last_iteration - rows.first_iteration
     return (rows.last_time - rows.first_time) / steps if steps > 0 else 0.0

@@ -13,6 +13,7 @@ from itertools import compress
 from llmctl.runs.series.columns import Columns
 from llmctl.runs.series.history import RunHistory
 
+_AXES = ("consumed_tokens", "time")
 MOST_POINTS = 1000
 """Points of a curve: as many as a wide screen has columns for a chart."""
 
@@ -45,7 +46,7 @@ class Curves:
         iteration: last iteration of each point.
         tokens: consumed_tokens of that iteration; None where unknown.
         time: of that row, seconds since 1970; None where unknown.
-        of: key -> curve; keys without a number are absent.
+        of: key -> curve, but for the keys of axes; keys without a number are absent.
         rows: number of rows that the points stand for.
     """
 
@@ -93,7 +94,8 @@ def _curves(rows: Columns, most: int) -> Curves:
     # From the end, so that the newest point is a whole one.
     ends = list(range(count, 0, -size))[::-1]
     spans = [(max(0, end - size), end) for end in ends]
-    curves = {key: curve for key, column in rows.values.items() if (curve := _curve(column, spans, size)) is not None}
+    drawn = {key: column for key, column in rows.values.items() if key not in _AXES}
+    curves = {key: curve for key, column in drawn.items() if (curve := _curve(column, spans, size)) is not None}
     return Curves(
         iteration=[rows.iteration[end - 1] for end in ends],
         tokens=_at(rows.values.get("consumed_tokens"), ends),

@@ -8,8 +8,9 @@ not count, as in ``llmctl.runs.metrics``.
 import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from operator import lt
 
-from llmctl.runs.series.columns import Columns
+from llmctl.runs.series.columns import NO_TOKEN, Columns
 
 
 @dataclass
@@ -45,8 +46,11 @@ class RunHistory:
 
     def add(self, chunk: Columns) -> None:
         """Add rows in the order of writing."""
-        begin = 0
         last, last_is_valid = self._last()
+        if self._goes_on(chunk, last):
+            self._take(chunk, 0, len(chunk))
+            return
+        begin = 0
         attempt = chunk.attempt[0] if len(chunk) else 0
         of_rows = zip(chunk.iteration, chunk.attempt, chunk.token, chunk.is_valid, strict=True)
         for position, (iteration, number, token, is_valid) in enumerate(of_rows):
@@ -64,6 +68,13 @@ class RunHistory:
                 self._step_back(iteration, is_valid=bool(is_valid))
             last, last_is_valid = iteration, is_valid
         self._take(chunk, begin, len(chunk))
+
+    def _goes_on(self, chunk: Columns, last: int) -> bool:
+        """True for steps of one attempt in their order, as nearly all chunks are; ``add`` would find the same."""
+        steps, count = chunk.iteration, len(chunk)
+        is_one = count > 0 and chunk.attempt.count(chunk.attempt[0]) == count
+        has_token = is_one and chunk.token[0] in (self._token, NO_TOKEN) and chunk.token.count(chunk.token[0]) == count
+        return has_token and steps[0] > last and 1 not in chunk.is_valid and all(map(lt, steps, steps[1:]))
 
     def _last(self) -> tuple[int, int]:
         return (self.rows.iteration[-1], self.rows.is_valid[-1]) if len(self.rows) else (-1, 0)

@@ -1,5 +1,6 @@
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -127,16 +128,33 @@ def test_a_file_is_read_in_chunks_of_whole_lines_and_half_a_row_at_its_end_is_le
     assert len(reads) > 30
 
 
-def test_other_processes_give_the_same_history(tmp_path, monkeypatch):
-    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    for path in paths:
-        path.write_text("".join(line(step) for step in range(1, 300)) + line(200, attempt=2))
-    sources = [MetricsSource(str(path), read_parts) for path in paths]
-    alone = read_histories(sources, KEYS)
+@pytest.mark.parametrize("chunk", [1, 40, 5000, 10_000_000])
+@pytest.mark.parametrize("is_here", [True, False])
+def test_other_processes_give_the_same_history(tmp_path, monkeypatch, chunk, is_here):
+    # The second and the last run have no metrics; half a row, and one that is longer than the others.
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl")]
+    text = "".join(line(step) for step in range(1, 12)) + line(12, words="x" * 300) + line(7, attempt=2)
+    paths[0].write_text(text + line(13)[:-1])
+    paths[2].write_text(text)
+    alone = list(read_histories([MetricsSource(str(path), read_parts) for path in paths], KEYS))
     monkeypatch.setattr(reading, "WORTH_PROCESSES", 0)
-    monkeypatch.setattr(reading, "CHUNK", 5000)
+    monkeypatch.setattr(reading, "CHUNK", chunk)
+    monkeypatch.setattr(reading, "_LONG_ROW", 1)
+    monkeypatch.setattr(reading, "AHEAD", 2)
     monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1})
-    together = read_histories(sources, KEYS)
+    # In threads of this process, which are as good for the order of chunks and start sooner.
+    monkeypatch.setattr(reading, "ProcessPoolExecutor", lambda count, _: ThreadPoolExecutor(count))
+    together = list(read_histories([MetricsSource(str(path), read_parts, is_here) for path in paths], KEYS))
     assert [history.attempts for history in together] == [history.attempts for history in alone]
     assert [history.rows for history in together] == [history.rows for history in alone]
-    assert list(together[0].rows.iteration) == list(range(1, 201))
+    assert [len(history.rows) for history in together] == [7, 0, 7, 0]
+
+
+def test_real_processes_parse_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(line(step) for step in range(1, 300)))
+    monkeypatch.setattr(reading, "WORTH_PROCESSES", 0)
+    monkeypatch.setattr(reading.os, "sched_getaffinity", lambda _: {0, 1})
+    for is_here in (True, False):
+        (history,) = read_histories([MetricsSource(str(path), read_parts, is_here)], KEYS)
+        assert len(history.rows) == 299
