@@ -11,7 +11,7 @@
 # make torture  exact resume after kill -9 at 20 random instants: 3 minutes
 # make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU=--dry on the CPU: 1 minute
 # make start    CPU time of starting llmctl, beside a bare typer program: under 1 minute
-# make pictures the pictures of the documentation (docs/pictures), recorded from real runs: 4 minutes
+# make pictures the pictures of the documentation (docs/pictures), recorded from real runs: 8 minutes
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
 
@@ -82,6 +82,7 @@ start: set-up
 
 pictures: set-up
 	@$(PYTHON_OF_VENV) scripts/pictures.py
+	@$(PYTHON_OF_VENV) scripts/page_pictures.py
 
 clean:
 	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

@@ -3,7 +3,8 @@
     python -m benchmarks.report_page --write
 
 The limits are 5 s and 5 MB on two cores. Other processes on the machine lengthen the wall time: the table has the
-shortest of several reports, and the load of the machine.
+shortest of several reports, the load of the machine, and the priority of the session, which root can raise
+(``echo -15 > /proc/self/autogroup``, sched(7)).
 """
 
 import argparse
@@ -97,6 +98,12 @@ def measured(home: Path, names: list[str]) -> tuple[float, float, float]:
     return wall, used, (home / "page.html").stat().st_size / 1e6
 
 
+def priority() -> str:
+    """Niceness of the session against other sessions, as the kernel says it."""
+    group = Path("/proc/self/autogroup")
+    return group.read_text().partition(" ")[2].strip() if group.exists() else "unknown"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
@@ -115,7 +122,8 @@ def main() -> None:
     lines = [
         f"# llmctl report: {flags.runs} runs of {flags.rows:,} rows",
         "",
-        f"{datetime.date.today()}, Python {platform.python_version()}, {cores} cores; load of others {load:.1f}.",
+        f"{datetime.date.today()}, Python {platform.python_version()}, {cores} cores; load of others {load:.1f}, "
+        f"priority of the session: {priority()}.",
         f"`python -m benchmarks.report_page`, {flags.repeats} reports: {walls} s of wall time.",
         "",
         "| measure | found | limit |",

@@ -31,6 +31,7 @@ BEFORE = {
     "megatron-scripts": ("rm train.yaml; llmctl clusters new NAME --scheduler slurm",) * 2,
     "models": ("", f"{TRAIN} RUN"),
     "runs-and-files": ("llmctl submit --name RUN -- sh -c 'while echo working; do sleep 1; done'",) * 2,
+    "seeing-a-run": ("llmctl submit --name RUN -- echo done", f"{TRAIN} RUN"),
 }
 # Text of a command -> output after which the reader presses Ctrl-C.
 UNTIL = {"--name first --follow": r"\n\d+/100 ", "logs first -f": "working|/100 ", "logs RUN -f": "working"}

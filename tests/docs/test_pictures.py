@@ -52,6 +52,15 @@ def test_a_picture_is_small_and_private(path: Path) -> None:
     assert "url(http" not in text and not re.search(r"/(root|tmp|work|Users|mnt)\b|/home/(?!you\b)", text)
 
 
+def test_the_page_of_a_run_has_its_pictures() -> None:
+    """At both widths, light and dark, as ``scripts/page_pictures.py`` writes them."""
+    found = {path.name: path.read_bytes() for path in (ROOT / "docs/pictures").glob("report-*.png")}
+    assert found.keys() == {f"report-{width}-{scheme}.png" for width in (400, 1600) for scheme in ("light", "dark")}
+    for name, data in found.items():
+        assert int.from_bytes(data[16:20], "big") == int(name.split("-")[1]), "the width in the header of a PNG"
+        assert len(data) < 600_000
+
+
 def test_the_first_page_shows_pictures_that_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"(?:src|srcset)=\"([^\"]+)\"", text)

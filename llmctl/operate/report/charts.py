@@ -46,6 +46,7 @@ class ChartKind:
 CHARTS = (
     ChartKind("lm_loss", "Loss", "Nats per token. Points are validations.", "loss", loss_text, "valid_loss"),
     ChartKind("grad_norm", "Gradient norm", "Of the whole model, before clipping.", "plain", _plain_text),
+    ChartKind("params_norm", "Parameter norm", "Of all parameters, after the step.", "plain", _plain_text),
     ChartKind("learning_rate", "Learning rate", "", "power", _plain_text),
     ChartKind("tokens_per_s", "Tokens per second", "Of all ranks.", "rate", rate_text),
     ChartKind("mfu", "Model FLOPs utilisation", "Share of the device's dense 16-bit peak.", "share", _share_text),

@@ -34,7 +34,7 @@ from llmctl.transport.protocol import Transport
 if TYPE_CHECKING:
     from llmctl.operate.report.planned import Planned
 
-KEYS = ("*_loss", "grad_norm", "learning_rate", "tokens_per_s", "mfu", "peak_memory_bytes")
+KEYS = ("*_loss", "grad_norm", "params_norm", "learning_rate", "tokens_per_s", "mfu", "peak_memory_bytes")
 """Keys of metrics.jsonl that the page draws."""
 LOG_LINES = 40
 """Last lines of a log: a traceback with the message before it."""

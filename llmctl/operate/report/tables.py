@@ -55,9 +55,9 @@ def tiles_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         yield "MFU", f"{100 * view.mfu:.1f}%"
     if view.peak_memory_bytes is not None:
         yield "peak memory", memory_text(view.peak_memory_bytes)
-    if past.node_hours is not None:
+    if past.node_hours:
         yield "node-hours", _amount(past.node_hours)
-    if past.points is not None:
+    if past.points:
         yield "cost", f"{_amount(past.points)} {past.unit}".strip()
 
 
