@@ -95,9 +95,11 @@ def test_a_shell_on_a_compute_node(site: Site) -> None:
 
 
 def test_power_cut_requeue_and_resume(site: Site) -> None:
-    """Slurm requeues the job of a failed node, and the run continues with the same losses."""
+    """Slurm requeues the job of a failed node, and the run continues with the same losses and tells its user."""
     changes = [*ENDLESS, "--set", "checkpoint.save_interval=20"]
-    job_id = site.submit("cut", "--nodes", "2", "--launcher", "srun", *changes)
+    told = site.path("cut").parent / "told"
+    notify = ["--notify", f"command:sh -c 'echo \"$LLMCTL_NOTICE\" >>{told}'", "--notify-on", "begin,end,restart"]
+    job_id = site.submit("cut", "--nodes", "2", "--launcher", "srun", *changes, *notify)
     wait_for(lambda: site.iteration("cut") > 40, "40 iterations")
     site.cluster.cut_power("n2")
     before = site.iteration("cut")
@@ -118,6 +120,9 @@ def test_power_cut_requeue_and_resume(site: Site) -> None:
         site.cluster.restore_power("n2")
     assert (run["state"], run["attempts"]) == ("cancelled", 2), site.job_log("cut")
     assert len(run["hosts"]) == 2 and "n2" not in run["hosts"]
+    notices = [f"cut started (job {job_id})", f"cut started again, as attempt 2 (job {job_id})", "cut was cancelled"]
+    wait_for(lambda: len(told.read_text().splitlines()) == 3, "the notice of the end")
+    assert [line.partition(" at iteration ")[0] for line in told.read_text().splitlines()] == notices
     rows = [json.loads(line) for line in (site.path("cut") / "metrics.jsonl").read_text().splitlines()]
     again = [row["iteration"] for row in rows if row["attempt"] == 2]
     assert 40 < again[0] <= before + 21, "the second attempt did not continue from a checkpoint"
