@@ -75,6 +75,8 @@ class Heartbeat:
     """A sentence on something that the run survives, such as a save that a full disk refused."""
     beside: str = ""
     """Work beside that of the phase, such as a build."""
+    peak_memory_bytes: int | None = None
+    """The most memory that the rank has used so far."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,8 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
         return None
     iteration, phase = _int(values, "iteration") or 0, _text(values, "phase")
     pid, warning, beside = _int(values, "pid"), _text(values, "warning"), _text(values, "beside")
-    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, pid, warning, beside)
+    peak = _int(values, "peak_memory_bytes")
+    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, pid, warning, beside, peak)
 
 
 def parse_alive(data: bytes | None) -> float | None:

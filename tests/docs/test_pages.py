@@ -19,7 +19,7 @@ PAGES = [
     for page in (ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md")))
     if any(not shown.needs for shown in commands_of(page))
 ]
-WITH_MODEL = ("checkpoint", "env", "evaluate", "generate")
+WITH_MODEL = ("checkpoint", "env", "evaluate", "generate", "plot")
 PREPARE = "llmctl data prepare corpus.jsonl --output corpus --tokenizer tokenizer.json --append-eod"
 TRAIN = f"{PREPARE} && llmctl submit train.yaml --follow --name"
 # Page -> commands before those of the page: in make test, and in make proofs.

@@ -37,8 +37,9 @@ class Heartbeat:
         self._warnings: dict[str, str] = {}
         self._warning = ""
         self._beside = ""
+        self._peak_memory_bytes = 0
         self._latest: tuple[int, str, float] = (0, "start", time.time())
-        self._written: tuple[int, str, float, str, str] | None = None
+        self._written: tuple[int, str, float, str, str, int] | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -54,6 +55,10 @@ class Heartbeat:
     def show_beside(self, what: str) -> None:
         """Show work beside that of the phase, such as a build, from now on; "" takes it back. From any thread."""
         self._beside = what
+
+    def note_memory(self, peak_bytes: int) -> None:
+        """Record the most memory that this rank has used so far."""
+        self._peak_memory_bytes = peak_bytes
 
     @property
     def phase(self) -> str:
@@ -79,15 +84,17 @@ class Heartbeat:
             self._write()
 
     def _write(self) -> None:
-        latest = (*self._latest, self._warning, self._beside)
+        latest = (*self._latest, self._warning, self._beside, self._peak_memory_bytes)
         if self._path is None or latest == self._written:
             return
-        iteration, phase, moment, warning, beside = latest
+        iteration, phase, moment, warning, beside, peak = latest
         values = {**self._fixed, "iteration": iteration, "phase": phase, "time": moment}
         if warning:
             values["warning"] = warning
         if beside:
             values["beside"] = beside
+        if peak:
+            values["peak_memory_bytes"] = peak
         # A full or slow disk must not end a training run because of its heartbeat.
         with contextlib.suppress(OSError):
             try:

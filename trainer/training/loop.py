@@ -280,7 +280,9 @@ class TrainingLoop:
 
     def _log(self, outcome: StepOutcome, lr: float, loss_scale: float, *, is_last: bool) -> None:
         self._beat("logging")
-        peak = max_over_ranks([float(peak_memory_bytes(self.device))], self.device)[0]
+        own_peak = peak_memory_bytes(self.device)
+        self.heartbeat.note_memory(own_peak)
+        peak = max_over_ranks([float(own_peak)], self.device)[0]
         row = training_row(
             self.attempt,
             self.progress,

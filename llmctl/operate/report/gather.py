@@ -11,12 +11,14 @@ from llmctl.operate.report.secret_words import secret_values
 from llmctl.operate.survey import RunSurvey, load_records
 from llmctl.runs.facts import (
     Ending,
+    Heartbeat,
     Outcome,
     RankError,
     Started,
     first_error,
     parse_ending,
     parse_error,
+    parse_heartbeat,
     parse_hostfile,
     parse_outcome,
     parse_started,
@@ -42,6 +44,8 @@ FAILED_WITH_LOG = 3
 """Newest failed attempts of a run whose logs the page has."""
 MOST_ERRORS = 64
 """Errors of ranks that are read of an attempt: all of them, unless a whole large job lost its connections."""
+MOST_RANKS = 1024
+"""Ranks whose memory the page has: more make a table that nobody reads."""
 _SMALL = 16 * 1024
 _GOOD = ("completed", "stopped", "cancelled", "timeout")
 
@@ -80,6 +84,7 @@ class ReportedRun:
         record: of the run.
         past: its state, and what it has used.
         attempts: all of them, in order.
+        heartbeats: the last ones of the ranks of the newest attempt, by rank.
         curves: of its metrics.
         trained: number of an attempt -> its rows of training.
         planned: the predicted run, or the reason why there is none; None for a COMMAND.
@@ -89,6 +94,7 @@ class ReportedRun:
     record: RunRecord
     past: PastRun
     attempts: tuple[Attempt, ...]
+    heartbeats: tuple[Heartbeat, ...]
     curves: RunCurves
     trained: Mapping[int, AttemptRows]
     planned: "Planned | str | None"
@@ -138,7 +144,18 @@ def _reported(
 
     attempts = tuple(read_attempts(record, session.transport))
     secrets = secret_values(record.job, context.environment)
-    return ReportedRun(record, past, attempts, curves, trained, plan_of(context, session, record), secrets)
+    heartbeats = read_heartbeats(record, attempts[-1].number, session.transport) if attempts else ()
+    return ReportedRun(record, past, attempts, heartbeats, curves, trained, plan_of(context, session, record), secrets)
+
+
+def read_heartbeats(record: RunRecord, attempt: int, transport: Transport) -> tuple[Heartbeat, ...]:
+    """The last heartbeats of an attempt's ranks, of at most ``MOST_RANKS``, by rank. Costs two round trips."""
+    folder = f"{record.run_dir}/attempts/{attempt}/heartbeat"
+    (names,) = transport.list_names([folder])
+    files = sorted(name for name in names if name.startswith("rank-"))[:MOST_RANKS]
+    parts = transport.read_parts([FileRead(f"{folder}/{name}", limit=_SMALL) for name in files])
+    found = [beat for part in parts if (beat := parse_heartbeat(_data(part))) is not None]
+    return tuple(sorted(found, key=lambda beat: beat.rank))
 
 
 def read_attempts(record: RunRecord, transport: Transport) -> Iterator[Attempt]:

@@ -13,7 +13,16 @@ from llmctl.operate.report.config_rows import config_of, differences
 from llmctl.operate.report.gather import ReportedRun
 from llmctl.operate.report.planned import Planned
 from llmctl.operate.report.secret_words import without_secrets
-from llmctl.operate.report.tables import attempts_of, clock_text, head_of, logs_of, plan_rows, tiles_of, time_of
+from llmctl.operate.report.tables import (
+    attempts_of,
+    clock_text,
+    head_of,
+    logs_of,
+    memory_of,
+    plan_rows,
+    tiles_of,
+    time_of,
+)
 from llmctl.operate.report.timeline_rows import timeline_of
 from llmctl.paths import BUNDLED
 from llmctl.runs.series.curves import MOST_POINTS
@@ -72,6 +81,7 @@ def _run_values(run: ReportedRun, *, is_alone: bool) -> dict[str, Any]:
         "attempts": attempts_of(run),
         "time": time_of(run),
         "plan": plan_rows(run),
+        "memory": memory_of(run),
         "timeline": timeline_of(run.planned) if isinstance(run.planned, Planned) else None,
         "config": config_of(run) if is_alone else None,
     }

@@ -186,6 +186,22 @@ def plan_rows(run: ReportedRun) -> dict[str, Any] | None:
     return {"why": "", "rows": [row for row in rows if row["measured"]], "memory": memory, "device": device}
 
 
+def memory_of(run: ReportedRun) -> list[dict[str, str]]:
+    """The most memory of each rank of the newest attempt; empty if only one rank or none is known."""
+    known = [beat for beat in run.heartbeats if beat.peak_memory_bytes]
+    largest = max((beat.peak_memory_bytes or 0 for beat in known), default=0)
+    return [
+        {
+            "rank": str(beat.rank),
+            "host": beat.host,
+            "peak": memory_text(beat.peak_memory_bytes or 0),
+            "share": f"{100 * (beat.peak_memory_bytes or 0) / largest:.0f}%",
+        }
+        for beat in known
+        if len(known) > 1
+    ]
+
+
 def _beside(words: str, planned: float, measured: float | None, text: Any) -> dict[str, str]:
     is_known = measured is not None and math.isfinite(measured)
     ratio = f"{measured / planned:.2f}" if is_known and measured is not None and planned > 0 else ""

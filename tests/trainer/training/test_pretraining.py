@@ -57,7 +57,10 @@ def test_stop_file_saves_and_leaves_together(tmp_path):
     assert f"stopped at iteration {last}" in log(run)
     # After a stop request the run does not evaluate, neither before nor after its save.
     assert {iteration for iteration, is_valid in rows(run) if is_valid} == set(range(1, last))
-    assert json.loads((run / "attempts/1/heartbeat/rank-00001.json").read_text())["phase"] == "stopped"
+    beats = [json.loads((run / f"attempts/1/heartbeat/rank-0000{rank}.json").read_text()) for rank in range(2)]
+    assert beats[1]["phase"] == "stopped"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert max(beat["peak_memory_bytes"] for beat in beats) == last["peak_memory_bytes"]
 
 
 def logged(run):

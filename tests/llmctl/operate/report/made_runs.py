@@ -8,7 +8,7 @@ import yaml
 
 from llmctl.context import Context
 from llmctl.runs.index import IndexEntry
-from tests.llmctl.run_directories import TRANSPORT, MadeRun, fail, make_run
+from tests.llmctl.run_directories import TRANSPORT, MadeRun, beat, fail, make_run
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>&amp;\"'{{ 7 * 7 }}"
 CONFIG = Path(__file__).parents[4] / "examples/gpt_small.yaml"
@@ -52,6 +52,8 @@ def trained(run: MadeRun, *, steps: int = 40, resumes_at: int | None = None, los
         is_last = attempt == rows[-1][0]
         ending = {"code": 0 if is_last else 1, "reason": "completed" if is_last else "failed", "time": ends + 3}
         (folder / "exit.json").write_text(json.dumps(ending))
+        for rank, peak in enumerate((600 << 20, 480 << 20)):
+            beat(folder, rank, age_s=0, host="node7", peak_memory_bytes=peak)
         if not is_last:
             fail(folder, 1, "the GPU fell off the bus", age_s=0, host="node7")
             (folder / "rank-00001.log").write_text("1/40 loss 5.5\nthe GPU fell off the bus\n")

@@ -93,6 +93,9 @@ def test_a_resumed_run_has_curves_attempts_lost_time_plan_timeline_config_and_lo
     assert "time of a step" in found.text and "pipeline rank 1" in found.text
     assert re.search(r"optimizer\.lr\s*0\.001\s*--set", found.text)
     assert "1/40 loss 5.5" in found.text
+    assert "".join(found.text.partition("Memory by rank")[2].split()).startswith(
+        "rankhostpeakofthelargest0node7600MiB100%1node7480MiB80%"
+    )
 
 
 def test_time_is_divided_into_what_counts_and_what_does_not(context, home):
