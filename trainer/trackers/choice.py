@@ -37,12 +37,18 @@ def chosen_trackers(logging: LoggingConfig) -> list[Choice]:
     Raises:
         ConfigError: a package is not installed, or a function of the user's own cannot be imported.
     """
-    found = []
-    for key, module, package in logging.tracker_packages():
-        if find_spec(module) is None:
-            raise ConfigError(key, f"needs the package {package}; install it: pip install {package}, or unset the key")
-        title, make = _OF_PACKAGES[module]
-        found.append(Choice(key, title, partial(make, logging)))
+    asked = logging.tracker_packages()
+    missing = [(key, package) for key, module, package in asked if find_spec(module) is None]
+    if missing:
+        keys, packages = zip(*missing, strict=True)
+        also = f" ({', '.join(keys[1:])} too)" if keys[1:] else ""
+        words = " ".join(packages)
+        raise ConfigError(
+            keys[0], f"needs a package that is not installed{also}; pip install {words}, or set null to train without"
+        )
+    found = [
+        Choice(key, _OF_PACKAGES[module][0], partial(_OF_PACKAGES[module][1], logging)) for key, module, _ in asked
+    ]
     return [*found, *(Choice(_OWN_KEY, name, _own_function(name)) for name in logging.trackers)]
 
 

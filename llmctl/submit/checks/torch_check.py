@@ -28,7 +28,7 @@ _PROBE = """\
 import hashlib, importlib.util, os, sys
 missing = [name for name in sys.argv[1].split() if importlib.util.find_spec(name) is None]
 if missing:
-    print(missing[0])
+    print(",".join(missing))
     sys.exit(4)
 def facts(path):
     try:
@@ -53,8 +53,8 @@ gpu = torch.version.cuda or getattr(torch.version, "hip", None) or "-"
 print(sys.version.split()[0], torch.__version__, gpu, now)
 """
 """Prints the versions of Python and torch, what torch is built for, and a digest of all that these depend on: machine,
-interpreter, folders of modules, libraries. Arguments: names of packages that must be there, of which the first missing
-one is printed; and the last answer, which is printed again if its digest is right.
+interpreter, folders of modules, libraries. Arguments: names of packages that must be there, of which the missing
+ones are printed; and the last answer, which is printed again if its digest is right.
 """
 _PACKAGES_PROBE = """\
 import importlib.util, sys
@@ -136,7 +136,7 @@ def check_torch(
         from importlib.util import find_spec
 
         missing = [name for name in ("torch", *(each.module for each in packages)) if find_spec(name) is None]
-        found = _no_package(python, missing[0], packages) if missing else None
+        found = _no_packages(python, missing, packages) if missing else None
     else:
         script = environment_script(profile, context.folders)
         memory = _memory(context, transport.host, script, python)
@@ -170,8 +170,8 @@ def judge_torch(
     """
     words = answer.stdout.split()[-4:]
     if answer.exit_status == 3 or (answer.exit_status == 4 and words):
-        name = words[-1] if answer.exit_status == 4 else "torch"
-        return _no_package(python, name, packages, elsewhere=elsewhere)
+        missing = words[-1].split(",") if answer.exit_status == 4 else ["torch"]
+        return _no_packages(python, missing, packages, elsewhere=elsewhere)
     if answer.exit_status != 0 or len(words) != 4:
         return _does_not_start(python, answer)
     found = TorchFound(words[0], words[1], words[2].strip("-"))
@@ -216,7 +216,7 @@ def _check_packages(profile: ClusterProfile, context: Context, python: str, pack
     answer = transport.run(argv, timeout_s=_IMPORT_TIMEOUT_S, only_reads=True)
     missing = answer.stdout.split()[-1:]
     if answer.exit_status == 4 and missing:
-        raise profile_error(context, profile, [_no_package(python, missing[0])])
+        raise profile_error(context, profile, [_no_packages(python, missing)])
     if answer.exit_status:
         raise profile_error(context, profile, [_does_not_start(python, answer)])
 
@@ -226,18 +226,23 @@ def _does_not_start(python: str, answer: CommandResult) -> Problem:
     return Problem("environment", text, of="profile")
 
 
-def _no_package(python: str, name: str, packages: Sequence[NeededPackage] = (), *, elsewhere: bool = False) -> Problem:
-    needed = next((each for each in packages if each.module == name), NeededPackage(name, name, "this run"))
-    what, words = (
-        ("the trainer", install_words(elsewhere=elsewhere)) if name == "torch" else (needed.key, needed.package)
-    )
-    text = f"{python} has no {name}, which {what} needs\ninstall it: {python} -m pip install {words}"
-    if needed.is_optional:
-        text += f"\nor train without it: --set {needed.key}=null"
-    if name == "torch":
-        text += (
-            f"\nthis takes about 5.6 GB; without a GPU, first: {python} -m pip install torch --index-url {_CPU_INDEX}"
+def _no_packages(
+    python: str, missing: Sequence[str], packages: Sequence[NeededPackage] = (), *, elsewhere: bool = False
+) -> Problem:
+    if "torch" in missing:
+        words = install_words(elsewhere=elsewhere)
+        text = (
+            f"{python} has no torch, which the trainer needs\ninstall it: {python} -m pip install {words}\n"
+            f"this takes about 5.6 GB; without a GPU, first: {python} -m pip install torch --index-url {_CPU_INDEX}"
         )
+        return Problem("environment", text, of="profile")
+    known = {each.module: each for each in packages}
+    needed = [known.get(name, NeededPackage(name, name, "this run")) for name in missing]
+    text = f"{python} has " + ", and ".join(f"no {each.module}, which {each.key} needs" for each in needed)
+    pronoun = "it" if len(needed) == 1 else "them"
+    text += f"\ninstall {pronoun}: {python} -m pip install {' '.join(each.package for each in needed)}"
+    if all(each.is_optional for each in needed):
+        text += f"\nor train without {pronoun}: {' '.join(f'--set {each.key}=null' for each in needed)}"
     return Problem("environment", text, of="profile")
 
 

@@ -148,6 +148,16 @@ def test_a_tracker_needs_its_package_before_the_queue(context, there):
     )
     with pytest.raises(ProfileError, match=said):
         execute_plan(tracked, context)
+    logging = logging.model_copy(update={"wandb_project": "p", "mlflow_experiment": "e"})
+    config = made.job.config.model_copy(update={"logging": logging})
+    said = (
+        r"no tensorboard, which logging.tensorboard_dir needs, and no wandb, which logging.wandb_project needs, and no "
+        r"mlflow, which logging.mlflow_experiment needs .*\n"
+        r"install them: .* -m pip install tensorboard wandb mlflow-skinny\nor train without them: "
+        r"--set logging.tensorboard_dir=null --set logging.wandb_project=null --set logging.mlflow_experiment=null"
+    )
+    with pytest.raises(ProfileError, match=said):
+        execute_plan(replace(made, job=replace(made.job, config=config)), context)
     (packages(there) / "tensorboard.py").touch()
     execute_plan(tracked, context)
 

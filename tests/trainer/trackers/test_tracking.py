@@ -7,6 +7,7 @@ import pytest
 from tests.waiting import HANG_S, wait_for
 from trainer.config.errors import ConfigError
 from trainer.config.sections.logging import LoggingConfig
+from trainer.planning.build_config import build_config
 from trainer.process.heartbeat import Heartbeat
 from trainer.trackers import tracking as module
 from trainer.trackers.choice import chosen_trackers
@@ -158,8 +159,22 @@ def test_a_wrong_function_is_refused_before_training(name, said):
 
 def test_a_missing_package_is_refused_before_training(monkeypatch):
     monkeypatch.setattr("trainer.trackers.choice.find_spec", lambda _: None)
+    for keys, said in (
+        ({"tensorboard_dir": "x"}, "is not installed; pip install tensorboard, or"),
+        (
+            {"tensorboard_dir": "x", "wandb_project": "p", "mlflow_tracking_uri": "http://m"},
+            "is not installed (logging.wandb_project, logging.mlflow_tracking_uri too); "
+            "pip install tensorboard wandb mlflow-skinny, or",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            chosen_trackers(LoggingConfig(**keys))
+        assert str(caught.value) == f"logging.tensorboard_dir: needs a package that {said} set null to train without"
+
+
+def test_an_address_with_a_password_is_refused():
     with pytest.raises(ConfigError) as caught:
-        chosen_trackers(LoggingConfig(tensorboard_dir="x"))
-    assert str(caught.value) == (
-        "logging.tensorboard_dir: needs the package tensorboard; install it: pip install tensorboard, or unset the key"
-    )
+        build_config({"logging": {"mlflow_tracking_uri": "https://me:secret@host"}})
+    assert caught.value.key == "logging.mlflow_tracking_uri"
+    assert "secret" not in str(caught.value).replace("--secret", "")
+    assert LoggingConfig(mlflow_tracking_uri="https://me@host:80/a:b@c").mlflow_tracking_uri
