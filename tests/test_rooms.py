@@ -33,7 +33,11 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "submit": {*GROUND, "backends", "context", "runs", "scripts", "site", "supervisor", "transport"},
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "supervisor", "transport"},
-        "cli": {*GROUND, "backends", "context", "doctor", "operate", "runs", "scripts", "site", "submit", "transport"},
+        "watch": {*GROUND, "backends", "context", "operate", "runs", "transport"},
+        "cli": {
+            *(*GROUND, "backends", "context", "doctor", "operate", "runs", "scripts", "site", "submit", "transport"),
+            "watch",
+        },
         "__main__": {"cli"},
     },
     "trainer": {

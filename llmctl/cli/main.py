@@ -38,6 +38,7 @@ PANELS = {
     },
     "Watch": {
         "status": ("llmctl.cli.status", "Show runs: state, iteration, loss, tokens/s."),
+        "watch": ("llmctl.cli.viewing.watch", "Watch runs on a live screen: curves, ranks, nodes, log."),
         "list": ("llmctl.cli.history.list_runs", "List past and present runs, with filters and cost."),
         "runs": ("llmctl.cli.history.runs", "Free the disk space of runs that have ended."),
         "plot": ("llmctl.cli.viewing.plot", "Plot numbers of runs in the terminal, or into a file."),

@@ -40,12 +40,23 @@ def observe_runs(
         scheduler: the cluster's scheduler; None where jobs are processes.
         memory: cache for repeated observation.
     """
+    return [view for view, _ in observe_with_facts(records, transport, scheduler, memory)]
+
+
+def observe_with_facts(
+    records: Sequence[RunRecord],
+    transport: Transport,
+    scheduler: SchedulerWatch | None = None,
+    memory: DetailsMemory | None = None,
+) -> list[tuple[RunView, RunFacts]]:
+    """The views of runs as ``observe_runs``, each with the facts that it was decided from."""
     tails = [tail_of(f"{record.run_dir}/metrics.jsonl") for record in records]
-    views = []
+    found = []
     for record, facts, tail in zip(records, *_gather(records, transport, scheduler, tails, memory), strict=True):
         metrics = table_of_tail(tail)
-        views.append(build_view(record, replace(facts, iteration_time_s=metrics.iteration_time_s()), metrics))
-    return views
+        view = build_view(record, replace(facts, iteration_time_s=metrics.iteration_time_s()), metrics)
+        found.append((view, facts))
+    return found
 
 
 def observe_run(

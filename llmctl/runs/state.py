@@ -131,24 +131,38 @@ def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s:
     A heartbeat's time is the moment of the rank's last progress. A rank that hangs blocks the others in their next
     collective, so that all heartbeats age: the ranks named then are those at the earliest point of the run.
     """
-    if not heartbeats:
+    behind, is_alone = ranks_behind(heartbeats, now, iteration_time_s)
+    if not behind:
         return ""
-    patience = max(STALLED_S, 3 * (iteration_time_s or 0.0))
-    # While some ranks build, the others wait for them: their heartbeats may be as old as the build.
-    heartbeats = [beat for beat in heartbeats if _builds(beat)] or heartbeats
-    newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
-    behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
-    if behind:
+    if is_alone:
         silent = duration_text(now - min(beat.time for beat in behind))
         return f"{_name_ranks(behind)}: no heartbeat for {silent}; the other ranks continue"
-    if now - newest.time <= patience:
-        return ""
-    first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
-    slow = [beat for beat in heartbeats if (beat.iteration, beat.phase) == (first.iteration, first.phase)]
+    newest = max(_of_interest(heartbeats), key=lambda heartbeat: heartbeat.time)
     silent = duration_text(now - newest.time)
-    if len(slow) == len(heartbeats):
+    if len(behind) == len(_of_interest(heartbeats)):
         return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
-    return f"no heartbeat for {silent}; the other ranks wait for {_name_ranks(slow)}"
+    return f"no heartbeat for {silent}; the other ranks wait for {_name_ranks(behind)}"
+
+
+def ranks_behind(
+    heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None
+) -> tuple[list[Heartbeat], bool]:
+    """The hanging ranks, and True if the others continue. All ranks if all stopped at the same point."""
+    if not heartbeats:
+        return [], False
+    patience = max(STALLED_S, 3 * (iteration_time_s or 0.0))
+    heartbeats = _of_interest(heartbeats)
+    newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
+    behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
+    if behind or now - newest.time <= patience:
+        return behind, True
+    first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
+    return [beat for beat in heartbeats if (beat.iteration, beat.phase) == (first.iteration, first.phase)], False
+
+
+def _of_interest(heartbeats: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
+    # While some ranks build, the others wait for them: their heartbeats may be as old as the build.
+    return [beat for beat in heartbeats if _builds(beat)] or heartbeats
 
 
 def _builds(beat: Heartbeat) -> bool:

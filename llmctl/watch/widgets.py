@@ -1,0 +1,185 @@
+"""Parts of the screens: a list of rows, curves, and a log."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.style import Style
+from textual.widget import Widget
+from textual.widgets import OptionList, RichLog
+from textual.widgets.option_list import Option
+
+from llmctl.runs.logs import LogLine
+from llmctl.runs.number_text import loss_text, memory_text, rate_text, sparkline
+from llmctl.runs.series.curves import Curve, Curves, RunCurves
+from llmctl.watch.chart import LINE, POINT, Chart
+
+MOST_LINES = 5000
+"""Lines of a log that can be scrolled back to."""
+_ROOM_FOR_CHARTS = (90, 20)
+"""Columns and rows from which each number has a chart of its own; else it has one line."""
+
+
+class RowList(OptionList):
+    """Rows of which one is highlighted. The highlight stays on its row when rows come and go."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "open", key_display="Enter")]
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id, markup=False)
+
+    def get_visual_style(self, *component_classes: str, partial: bool = False) -> Style:
+        """The style of a part; the highlighted row is reversed, which every terminal shows.
+
+        Styles of textual 8 lose this property.
+        """
+        style = super().get_visual_style(*component_classes, partial=partial)
+        return style + Style(reverse=True) if "option-list--option-highlighted" in component_classes else style
+
+    def show(self, ids: Sequence[str], lines: Sequence[Text]) -> None:
+        """Show these rows.
+
+        Args:
+            ids: distinct names of the rows.
+            lines: one line each.
+        """
+        if ids == [option.id for option in self.options]:
+            for index, line in enumerate(lines):
+                if self.get_option_at_index(index).prompt != line:
+                    self.replace_option_prompt_at_index(index, line)
+            return
+        before = self.highlighted_option.id if self.highlighted_option is not None else None
+        self.set_options(Option(line, id=one) for one, line in zip(ids, lines, strict=True))
+        if ids:
+            self.highlighted = ids.index(before) if before in ids else 0
+
+
+class CurvesView(Widget):
+    """The curves of a run: its loss with the validations, and below it speed, gradient norm and memory."""
+
+    def __init__(self, encoding: str | None, *, id: str) -> None:
+        super().__init__(id=id)
+        self._encoding = encoding
+        self._curves: RunCurves | None = None
+
+    def show(self, curves: RunCurves) -> None:
+        """Show these curves."""
+        if curves is not self._curves:
+            self._curves = curves
+            self.refresh()
+
+    def render(self) -> Text:
+        """All lines, for the present size."""
+        width, height = self.size
+        if self._curves is None or not self._curves.train.iteration:
+            return Text("no metrics yet")
+        train, valid = self._curves.train, self._curves.valid
+        below = self._charts(train, width) if width >= _ROOM_FOR_CHARTS[0] and height >= _ROOM_FOR_CHARTS[1] else None
+        below = below or self._sparklines(train, width)
+        lines = [self._legend(train, valid)]
+        loss = train.of.get("lm_loss")
+        if loss is not None:
+            points = valid.of.get("valid_loss")
+            chart = Chart(
+                train.iteration,
+                loss,
+                loss_text,
+                valid.iteration if points is not None else (),
+                points.mean if points is not None else (),
+            )
+            lines += chart.draw(width, height - len(lines) - len(below), self._encoding)
+        return Text("\n", no_wrap=True).join([*lines, *below])
+
+    def _legend(self, train: Curves, valid: Curves) -> Text:
+        legend = Text.assemble(("loss ", "bold"), (_last(train.of.get("lm_loss"), loss_text), LINE))
+        if "valid_loss" in valid.of:
+            legend.append("   validation ", "bold").append(_last(valid.of["valid_loss"], loss_text), POINT)
+        return legend
+
+    def _charts(self, train: Curves, width: int) -> list[Text]:
+        each, rows = width // 3 - 2, 8
+        parts = []
+        for name, key, text in _NUMBERS:
+            curve = train.of.get(key)
+            title = Text.assemble((f"{name} ", "bold"), (_last(curve, text), LINE))
+            drawn = Chart(train.iteration, curve, text).draw(each, rows, self._encoding) if curve is not None else []
+            parts.append([title, *drawn, *([Text()] * (rows - len(drawn)))])
+        lines = [Text()]
+        for row in zip(*parts, strict=True):
+            line = Text(no_wrap=True)
+            for cell in row:
+                padded = cell.copy()
+                padded.truncate(each, pad=True)
+                line.append_text(padded).append("   ")
+            lines.append(line)
+        return lines
+
+    def _sparklines(self, train: Curves, width: int) -> list[Text]:
+        lines = [Text()]
+        for name, key, text in _NUMBERS:
+            curve = train.of.get(key)
+            if curve is None:
+                continue
+            room = max(8, min(60, width - 34))
+            line = sparkline(_fewer(curve.mean, room), encoding=self._encoding)
+            lines.append(Text.assemble((f"{name:<14}", "bold"), (line, LINE), "  ", _last(curve, text)))
+        return lines
+
+
+_NUMBERS = (
+    ("tokens/s", "tokens_per_s", rate_text),
+    ("gradient norm", "grad_norm", "{:.3g}".format),
+    ("memory", "peak_memory_bytes", memory_text),
+)
+
+
+def _last(curve: Curve | None, text: Callable[[float], str]) -> str:
+    known = [value for value in curve.mean if value is not None] if curve is not None else []
+    return text(known[-1]) if known else "-"
+
+
+def _fewer(values: Sequence[float | None], most: int) -> list[float | None]:
+    """At most this many means of neighbours."""
+    size = max(1, -(-len(values) // most))
+    groups = [values[begin : begin + size] for begin in range(0, len(values), size)]
+    known = [[value for value in group if value is not None] for group in groups]
+    return [sum(value / len(group) for value in group) if group else None for group in known]
+
+
+class LogView(RichLog):
+    """Lines of a log, wrapped for the width. It follows the end unless the user has scrolled back."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("end", "scroll_end", show=False),
+        Binding("home", "scroll_home", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id, max_lines=MOST_LINES, wrap=True, markup=False, highlight=False, min_width=1)
+        self._kept: deque[Text] = deque(maxlen=MOST_LINES)
+        self._wrapped_for = 0
+
+    def add(self, lines: Sequence[LogLine], *, has_prefix: bool) -> None:
+        """Add lines, which are already cleaned of control characters."""
+        follows = self.is_vertical_scroll_end
+        for line in lines:
+            text = Text((str(line) if has_prefix else line.text).expandtabs())
+            self._kept.append(text)
+            self.write(text, scroll_end=follows)
+
+    def empty(self) -> None:
+        """Forget all lines."""
+        self._kept.clear()
+        self.clear()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Wrap the lines again for another width."""
+        if event.size.width not in (0, self._wrapped_for) and self._wrapped_for:
+            follows = self.is_vertical_scroll_end
+            self.clear()
+            for text in self._kept:
+                self.write(text, scroll_end=follows)
+        self._wrapped_for = event.size.width or self._wrapped_for
