@@ -177,7 +177,7 @@ class JobCost:
         gpus_per_node: GPUs of each node; 0 for a job on CPUs.
         resource_type: the site's name of the kind of node; None if the site has no kinds.
         hours: time limit; None: the site's own default.
-        points: charge for the whole time; None if the rate or the time is unknown.
+        rate: points of a node for an hour; None if unknown.
         unit: of the points.
     """
 
@@ -185,7 +185,7 @@ class JobCost:
     gpus_per_node: int
     resource_type: str | None
     hours: float | None
-    points: float | None
+    rate: float | None
     unit: str
 
     @classmethod
@@ -193,12 +193,17 @@ class JobCost:
         """The cost of a request, by the rates of its profile."""
         cost, resource = request.profile.cost, request.resource
         hours = request.time_s / 3600 if request.time_s is not None else None
-        points = None
-        if hours is not None and resource is not None and resource.points_per_hour is not None:
-            points = resource.points_per_hour * request.nodes * hours
-            points *= cost.reserved_factor if request.reservation is not None else 1.0
-            points *= cost.priority_factors.get(request.priority, 1.0) if request.priority is not None else 1.0
-        return cls(request.nodes, request.gpus_per_node, request.resource_type, hours, points, cost.unit)
+        rate = None
+        if resource is not None and resource.points_per_hour is not None:
+            rate = resource.points_per_hour
+            rate *= cost.reserved_factor if request.reservation is not None else 1.0
+            rate *= cost.priority_factors.get(request.priority, 1.0) if request.priority is not None else 1.0
+        return cls(request.nodes, request.gpus_per_node, request.resource_type, hours, rate, cost.unit)
+
+    @property
+    def points(self) -> float | None:
+        """Charge for the whole time; None if the rate or the time is unknown."""
+        return None if self.rate is None or self.hours is None else self.rate * self.nodes * self.hours
 
     @property
     def node_hours(self) -> float | None:

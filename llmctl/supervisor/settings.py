@@ -28,6 +28,8 @@ class JobSettings(NamedTuple):
         forgets_launchers: remove the variables of an allocation that llmctl itself runs in.
         notify: places of notices (see notices.py).
         notify_on: events that are told there.
+        points_per_node_hour: price of a node in the site's points, for trackers; None: the site has none, or unknown.
+        points_unit: name of the points.
     """
 
     run_id: str
@@ -49,6 +51,8 @@ class JobSettings(NamedTuple):
     forgets_launchers: bool
     notify: Tuple[str, ...] = ()
     notify_on: Tuple[str, ...] = ()
+    points_per_node_hour: Optional[float] = None
+    points_unit: str = ""
 
     @classmethod
     def read(cls, path: str) -> "JobSettings":

@@ -37,7 +37,7 @@ class RunFacts:
         iteration: the attempt trains from here on; iterations that an earlier attempt logged beyond are done again.
         config: the training config as plain values; holds no secret.
         layout: size of each axis of the parallel layout, and ``world_size``.
-        origin: cluster, version of llmctl, and commit of the user's project, where known.
+        origin: cluster, version of llmctl, commit of the user's project, nodes and the price of one, where known.
         folder: run directory; None without.
     """
 

@@ -70,7 +70,8 @@ def begin_rows(
 def _facts(
     config: TrainConfig, mesh: ParallelMesh, run: RunDirectory | None, iteration: int, save: Path | None
 ) -> RunFacts:
-    record = _record(run) if run is not None else {}
+    record = _read(run, "run.json") if run is not None else {}
+    job = _read(run, "job.json") if run is not None else {}
     run_id = run.path.name if run is not None else _id_without_run(save)
     code = record.get("code") or {}
     known = {
@@ -78,6 +79,8 @@ def _facts(
         "llmctl": record.get("llmctl_version"),
         "commit": code.get("commit"),
         "uncommitted changes": "yes" if code.get("diff") else None,
+        "nodes": job.get("nodes"),
+        f"{job.get('points_unit') or 'points'} per node-hour": job.get("points_per_node_hour"),
     }
     axes = ("tp", "pp", "cp", "dp", "ep", "world_size")
     return RunFacts(
@@ -92,10 +95,10 @@ def _facts(
     )
 
 
-def _record(run: RunDirectory) -> dict[str, Any]:
-    """The record that llmctl wrote; empty if it cannot be read here, as on hosts with a disk of their own."""
+def _read(run: RunDirectory, name: str) -> dict[str, Any]:
+    """A file that llmctl wrote; empty if it cannot be read here, as on hosts with a disk of their own."""
     try:
-        found = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
+        found = json.loads((run.path / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -139,6 +139,8 @@ def test_a_job_is_submitted_once_from_the_run_directory_and_its_id_is_recorded(p
         "unit": "points",
     }
     assert "asks for 2 nodes of gpu x 8 GPUs x 2 h = 4 node-hours, at most 6 points" in output.err
+    settings = json.loads((place / "runs/r/job.json").read_text())
+    assert (settings["points_per_node_hour"], settings["points_unit"]) == (1.5, "points")
     assert (place / "bin/cwd").read_text() == f"{place}/runs/r\n"
     assert str(place) not in (place / "bin/argv").read_text()
     assert [entry.job_ids for entry in RunIndex(place / "state/llmctl").entries()] == [("100",)]

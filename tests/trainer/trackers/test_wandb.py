@@ -54,13 +54,15 @@ def test_an_offline_run_has_the_numbers_of_metrics_to_the_last_digit(tmp_path, v
     run = tmp_path / "run-1"
     prepare(run, logging=PROJECT)
     (run / "run.json").write_text(json.dumps({"name": "mine", "cluster": "c", "code": {"commit": "abc", "diff": "+"}}))
+    (run / "job.json").write_text(json.dumps({"nodes": 2, "points_per_node_hour": 1.5, "points_unit": "ABCI points"}))
     said = train(run, variables=variables)
     found = records(run, variables)
     assert history(found) == points_of(run)
     (about,) = (record["run"] for record in found if "run" in record)
     assert (about["run_id"], about["project"], about["display_name"]) == ("run-1", "p", "mine")
     config = about["config"]["update"]
-    assert config["origin"] == {"cluster": "c", "commit": "abc", "uncommitted changes": "yes"}
+    cost = {"nodes": "2", "ABCI points per node-hour": "1.5"}
+    assert config["origin"] == {"cluster": "c", "commit": "abc", "uncommitted changes": "yes", **cost}
     assert (config["layout"]["world_size"], config["training"]["train_iters"]) == (1, 6)
     texts = [path.read_bytes() for path in run.rglob("*") if path.is_file()]
     assert not any(b"kkkk" in text for text in [*texts, said.encode()])
