@@ -2,12 +2,14 @@
 
 Every command runs in a terminal (pty) of 80 or 120 columns with an empty home, and its output becomes an SVG, light
 and dark. The home is called /home/you in them, and the checkout /home/you/llmctl. Of a line that a program rewrites,
-the last state is kept. Times and speeds are those of the machine that records. ``python scripts/pictures.py DIR``
-writes to another folder.
+the last state is kept. Times and speeds are those of the machine that records. The live screens are those of
+``llmctl watch --demo``, always at the same moment. ``python scripts/pictures.py DIR`` writes to another folder, and
+``--watch`` records the live screens only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -23,9 +25,13 @@ from pathlib import Path
 from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
+from textual.pilot import Pilot
+
+from llmctl.watch.app import WatchApp
+from llmctl.watch.demo import BEGIN, DemoRuns
+from llmctl.watch.source import Watching
 
 ROOT = Path(__file__).parents[1]
-WIDTHS = (80, 120)
 HOME = "/home/you"
 _SUBMIT = "llmctl submit --nodes 2 --set parallel.tensor_model_parallel_size=2 --name first --follow"
 # Newline, carriage return, an escape sequence, or text.
@@ -36,6 +42,16 @@ SCREENS = {
     "status": ("llmctl status first", ""),
     "plan": ("llmctl plan examples/llama3_8b.yaml --cluster aws-p5 --nodes 2", ""),
 }
+# Live screen -> the run that is opened, its tab, and text that tells that all has come.
+LIVE = {
+    "watch": ("", "", "1 failed"),
+    "watch-run": ("llama-8b-91c0", "1", "68.8 GiB"),
+    "watch-ranks": ("qwen-14b-07bf", "2", "! "),
+    "watch-attempts": ("llama-8b-91c0", "4", "attempt 1"),
+    "watch-log": ("llama-8b-5d13", "5", "1375/4000"),
+}
+SIZES = {80: 24, 120: 40}
+_MOMENT_S = 20.0
 # Background, text, and the eight colours of a terminal, dim and bright.
 _LIGHT = TerminalTheme(
     (255, 255, 255),
@@ -89,20 +105,72 @@ _FRAME = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} HEIGHT"
 
 def main(arguments: Sequence[str]) -> int:
     """Record every screen into a folder."""
-    target = Path(arguments[0]) if arguments else ROOT / "docs/pictures"
+    names = [word for word in arguments if word != "--watch"]
+    target = Path(names[0]) if names else ROOT / "docs/pictures"
     target.mkdir(parents=True, exist_ok=True)
-    for width in WIDTHS:
+    for width, height in SIZES.items():
+        for name in LIVE:
+            for theme in THEMES:
+                write(
+                    target, name, width, theme, live_svg(asyncio.run(live_screen(name, width, height)), height, theme)
+                )
+        if "--watch" in arguments:
+            continue
         with tempfile.TemporaryDirectory(prefix="llmctl-pictures-") as home:
             for name, (command, moment) in SCREENS.items():
                 text = recorded(command, width, Path(home))
                 taken = re.search(moment, text) if moment else None
                 lines = [f"$ {command}", *screen_lines(neutral(text[: taken.end()] if taken else text, home))]
                 for theme in THEMES:
-                    narrow = "" if width == WIDTHS[0] else f"-{width}"
-                    path = target / f"{name}{narrow}-{theme}.svg"
-                    path.write_text(svg(lines, width, theme), encoding="utf-8")
-                    print(path)
+                    write(target, name, width, theme, svg(lines, width, theme))
     return 0
+
+
+def write(target: Path, name: str, width: int, theme: str, picture: str) -> None:
+    """Write one picture; the name says the width if it is not the usual one."""
+    path = target / f"{name}{'' if width == min(SIZES) else f'-{width}'}-{theme}.svg"
+    path.write_text(picture, encoding="utf-8")
+    print(path)
+
+
+async def live_screen(name: str, width: int, height: int) -> Console:
+    """A screen of the demonstration, recorded."""
+    run_id, tab, words = LIVE[name]
+    app = WatchApp(Watching(DemoRuns(lambda: BEGIN + _MOMENT_S), interval_s=0.1), run_id or None)
+    async with app.run_test(size=(width, height)) as pilot:
+        if tab:
+            await pilot.press(tab)
+        elif not run_id:
+            await drawn(pilot, words)
+            await pilot.press("down", "down")
+            await pilot.pause()
+        return await drawn(pilot, words)
+
+
+async def drawn(pilot: Pilot[None], words: str) -> Console:
+    """The screen as soon as it has these words."""
+    app = pilot.app
+    while True:
+        with Path(os.devnull).open("w") as nowhere:
+            console = Console(
+                width=app.size.width, record=True, file=nowhere, force_terminal=True, height=app.size.height
+            )
+            # The picture of textual itself has one theme, and loads a font from a network.
+            console.print(app.screen._compositor.render_update(full=True))
+        if words in console.export_text(clear=False):
+            return console
+        await pilot.pause(0.05)
+
+
+def live_svg(console: Console, rows: int, theme: str) -> str:
+    """A picture of a recorded live screen."""
+    return console.export_svg(theme=THEMES[theme], code_format=frame_of(rows, theme), unique_id="t")
+
+
+def frame_of(rows: int, theme: str) -> str:
+    """The frame of a picture of some rows."""
+    frame = _FRAME.replace("HEIGHT", str(round(rows * _ROW + 20)))
+    return frame.replace("BACKGROUND", THEMES[theme].background_color.hex)
 
 
 def recorded(command: str, width: int, home: Path) -> str:
@@ -180,9 +248,7 @@ def svg(lines: Sequence[str], width: int, theme: str) -> str:
         for line in AnsiDecoder().decode("\n".join(lines)):
             console.print(line, overflow="fold", soft_wrap=False)
     rows = console.export_text(clear=False).count("\n")
-    frame = _FRAME.replace("HEIGHT", str(round(rows * _ROW + 20)))
-    frame = frame.replace("BACKGROUND", THEMES[theme].background_color.hex)
-    return console.export_svg(theme=THEMES[theme], code_format=frame, unique_id="t")
+    return console.export_svg(theme=THEMES[theme], code_format=frame_of(rows, theme), unique_id="t")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class WatchApp(App[None]):
     RowList, LogView { background: ansi_default; border: none; padding: 0; }
     RowList:focus, LogView:focus { border: none; background-tint: ansi_default 0%; }
     RowList { height: auto; scrollbar-gutter: auto; }
-    #runs { height: 1fr; }
+    #runs { height: auto; max-height: 60%; }
     RowList > .option-list--option { padding: 0 1; }
     RowList > .option-list--option-highlighted, RowList:focus > .option-list--option-highlighted {
         background: ansi_default; color: ansi_default; text-style: reverse;

@@ -14,8 +14,8 @@ from rich.text import Text
 from llmctl.runs.number_text import is_utf8
 from llmctl.runs.series.curves import Curve
 
-LINE, SPREAD, POINT, AXIS = "cyan", "bright_black", "yellow", "bright_black"
-"""Colours, by their names in every terminal."""
+LINE, SPREAD, POINT, AXIS = "cyan", "dim", "yellow", "dim"
+"""Styles that suit light and dark terminals."""
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _ASCII = {0: " ", 1: "'", 2: ".", 3: ":"}
 
@@ -58,7 +58,8 @@ class Chart:
         ]
         first, last = str(self.iteration[0]), str(self.iteration[-1])
         room = columns - len(first) - len(last)
-        below = first + dash * room + last if room > 0 else last.rjust(columns, dash)
+        name = " iteration " if room > 2 * len(" iteration ") else ""
+        below = first + name.center(room, dash) + last if room > 0 else last[-columns:].rjust(columns, dash)
         return [*lines, Text(" " * margin + corner + below, AXIS)]
 
     def _range(self) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """One run read again and again for its page: its view, ranks, attempts, curves, and the log that follows."""
 
+import math
 from collections.abc import Callable
 
 from llmctl.operate.follow import default_choice
@@ -10,6 +11,7 @@ from llmctl.runs.log_selection import LogChoice, ranks_of_errors
 from llmctl.runs.logs import LogFollower, LogLine, last_lines
 from llmctl.runs.observe import observe_with_facts
 from llmctl.runs.record import RunRecord
+from llmctl.runs.series.columns import Columns
 from llmctl.runs.series.curves import RunCurves, run_curves
 from llmctl.runs.series.following import HistoryFollower
 from llmctl.transport.protocol import Transport
@@ -45,6 +47,7 @@ class RunReader:
         self._memory: DetailsMemory | None = None
         self._metrics: HistoryFollower | None = None
         self._curves: RunCurves | None = None
+        self._newest: dict[str, float] = {}
         self._attempts: tuple[Attempt, ...] = ()
         self._attempts_of: object = None
         self._follower = LogFollower(transport.read_parts)
@@ -73,6 +76,7 @@ class RunReader:
             tuple(sorted(heartbeats, key=lambda beat: beat.rank)),
             self._attempts,
             self._read_curves(record),
+            self._newest,
             lines,
             ", ".join(self._sources),
         )
@@ -82,6 +86,7 @@ class RunReader:
             self._metrics = HistoryFollower(f"{record.run_dir}/metrics.jsonl", self._transport.read_parts, KEYS)
         if self._metrics.poll() or self._curves is None:
             self._curves = run_curves(self._metrics.history, POINTS)
+            self._newest = _newest(self._metrics.history.rows)
         return self._curves
 
     def _new_lines(
@@ -108,3 +113,9 @@ class RunReader:
             lines += self._follower.flush()
         self._has_ended = is_last
         return tuple(lines)
+
+
+def _newest(rows: Columns) -> dict[str, float]:
+    """The last finite number of each key."""
+    found = {key: next(filter(math.isfinite, reversed(column)), None) for key, column in rows.values.items()}
+    return {key: value for key, value in found.items() if value is not None}

@@ -118,7 +118,7 @@ class RunScreen(Screen[None]):
         if message.page is not None:
             page = self._page = message.page
             self.query_one(LogView).add(page.lines, has_prefix="," in page.log)
-            self.query_one(CurvesView).show(page.curves)
+            self.query_one(CurvesView).show(page.curves, page.newest)
             self._show()
         self._show_notices()
 
@@ -157,7 +157,7 @@ class RunScreen(Screen[None]):
         if name == "log":
             return f"log: {one_line(page.log)}" if page.log else "log"
         count = {"ranks": len(page.heartbeats), "attempts": len(page.attempts), "nodes": len(page.view.hosts)}.get(name)
-        return f"{count} {name if count != 1 else name[:-1]}" if count else name
+        return f"{name}: {count}" if count else name
 
     def _show_notices(self) -> None:
         notices = [one_line(self._problem)] if self._problem else []

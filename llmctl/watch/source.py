@@ -51,6 +51,7 @@ class RunPage:
         heartbeats: of the last attempt, in the order of ranks.
         attempts: all of them, in order.
         curves: of the whole run.
+        newest: key of metrics.jsonl -> its newest number, where a point of a curve is a mean.
         lines: lines of the log that came since the last page.
         log: name of the log's source, such as ``rank 0``; empty if there is no log yet.
     """
@@ -61,6 +62,7 @@ class RunPage:
     heartbeats: tuple[Heartbeat, ...]
     attempts: tuple[Attempt, ...]
     curves: RunCurves
+    newest: dict[str, float]
     lines: tuple[LogLine, ...] = field(default=())
     log: str = ""
 

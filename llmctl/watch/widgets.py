@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 
 from llmctl.runs.logs import LogLine
 from llmctl.runs.number_text import loss_text, memory_text, rate_text, sparkline
-from llmctl.runs.series.curves import Curve, Curves, RunCurves
+from llmctl.runs.series.curves import Curves, RunCurves
 from llmctl.watch.chart import LINE, POINT, Chart
 
 MOST_LINES = 5000
@@ -64,11 +64,12 @@ class CurvesView(Widget):
         super().__init__(id=id)
         self._encoding = encoding
         self._curves: RunCurves | None = None
+        self._newest: dict[str, float] = {}
 
-    def show(self, curves: RunCurves) -> None:
-        """Show these curves."""
+    def show(self, curves: RunCurves, newest: dict[str, float]) -> None:
+        """Show these curves, and beside them the newest numbers."""
         if curves is not self._curves:
-            self._curves = curves
+            self._curves, self._newest = curves, newest
             self.refresh()
 
     def render(self) -> Text:
@@ -79,7 +80,7 @@ class CurvesView(Widget):
         train, valid = self._curves.train, self._curves.valid
         below = self._charts(train, width) if width >= _ROOM_FOR_CHARTS[0] and height >= _ROOM_FOR_CHARTS[1] else None
         below = below or self._sparklines(train, width)
-        lines = [self._legend(train, valid)]
+        lines = [self._legend()]
         loss = train.of.get("lm_loss")
         if loss is not None:
             points = valid.of.get("valid_loss")
@@ -93,18 +94,21 @@ class CurvesView(Widget):
             lines += chart.draw(width, height - len(lines) - len(below), self._encoding)
         return Text("\n", no_wrap=True).join([*lines, *below])
 
-    def _legend(self, train: Curves, valid: Curves) -> Text:
-        legend = Text.assemble(("loss ", "bold"), (_last(train.of.get("lm_loss"), loss_text), LINE))
-        if "valid_loss" in valid.of:
-            legend.append("   validation ", "bold").append(_last(valid.of["valid_loss"], loss_text), POINT)
+    def _legend(self) -> Text:
+        legend = Text.assemble(("loss ", "bold"), (self._number("lm_loss", loss_text), LINE))
+        if "valid_loss" in self._newest:
+            legend.append("   validation ", "bold").append(self._number("valid_loss", loss_text), POINT)
         return legend
+
+    def _number(self, key: str, text: Callable[[float], str]) -> str:
+        return text(self._newest[key]) if key in self._newest else "-"
 
     def _charts(self, train: Curves, width: int) -> list[Text]:
         each, rows = width // 3 - 2, 8
         parts = []
         for name, key, text in _NUMBERS:
             curve = train.of.get(key)
-            title = Text.assemble((f"{name} ", "bold"), (_last(curve, text), LINE))
+            title = Text.assemble((f"{name} ", "bold"), (self._number(key, text), LINE))
             drawn = Chart(train.iteration, curve, text).draw(each, rows, self._encoding) if curve is not None else []
             parts.append([title, *drawn, *([Text()] * (rows - len(drawn)))])
         lines = [Text()]
@@ -125,7 +129,7 @@ class CurvesView(Widget):
                 continue
             room = max(8, min(60, width - 34))
             line = sparkline(_fewer(curve.mean, room), encoding=self._encoding)
-            lines.append(Text.assemble((f"{name:<14}", "bold"), (line, LINE), "  ", _last(curve, text)))
+            lines.append(Text.assemble((f"{name:<14}", "bold"), (line, LINE), "  ", self._number(key, text)))
         return lines
 
 
@@ -134,11 +138,6 @@ _NUMBERS = (
     ("gradient norm", "grad_norm", "{:.3g}".format),
     ("memory", "peak_memory_bytes", memory_text),
 )
-
-
-def _last(curve: Curve | None, text: Callable[[float], str]) -> str:
-    known = [value for value in curve.mean if value is not None] if curve is not None else []
-    return text(known[-1]) if known else "-"
 
 
 def _fewer(values: Sequence[float | None], most: int) -> list[float | None]:

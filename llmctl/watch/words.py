@@ -75,16 +75,12 @@ def head(view: RunView) -> Text:
     """The run with its state and its numbers, in two lines, and below them its reason."""
     values = dict(zip(COLUMNS, cells(view), strict=True))
     lines = Text.assemble(
-        (values["RUN"], "bold"), "  ", (view.state.value, colour(view.state)), "  on ", values["CLUSTER"], "\n"
+        (values["RUN"], "bold"), "  ", (view.state.value, colour(view.state)), "  on ", values["CLUSTER"]
     )
-    names = {
-        "ITERATION": "iteration",
-        "LOSS": "loss",
-        "TOKENS/S": "tokens/s",
-        "MFU": "MFU",
-        "ETA": "left",
-        "AGE": "age",
-    }
+    if view.metrics_age_s is not None:
+        lines.append(f"  metrics {values['AGE']} old", "dim")
+    lines.append("\n")
+    names = {"ITERATION": "iteration", "LOSS": "loss", "TOKENS/S": "tokens/s", "MFU": "MFU", "ETA": "left"}
     shown = [(name, values[key]) for key, name in names.items() if values[key] != "-"]
     for number, (name, value) in enumerate(shown):
         lines.append("  " if number else "").append(f"{name} ", "dim").append(value)

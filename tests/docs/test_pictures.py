@@ -40,7 +40,9 @@ def test_a_picture_names_a_neutral_home() -> None:
 
 def test_every_screen_has_its_pictures() -> None:
     ends = [f"{width}{theme}.svg" for width in ("-", "-120-") for theme in ("light", "dark")]
-    assert [path.name for path in PICTURES] == sorted(name + end for name in SCRIPT["SCREENS"] for end in ends)
+    assert [path.name for path in PICTURES] == sorted(
+        name + end for name in (*SCRIPT["SCREENS"], *SCRIPT["LIVE"]) for end in ends
+    )
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)

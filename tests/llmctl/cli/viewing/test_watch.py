@@ -71,7 +71,7 @@ def test_the_demonstration_runs_on_a_terminal_and_leaves_it_as_it_was(home, scre
     shown = screen("--demo", **variables)
     shown.read_until(b"gpt-350m-c2a8")
     shown.press(b"\x1b[B\r")
-    shown.read_until(b"32 ranks")
+    shown.read_until(b"ranks: 32")
     shown.press(b"2")
     shown.read_until(b"cn102")
     if "NO_COLOR" in variables:
