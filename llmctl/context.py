@@ -50,6 +50,7 @@ class Context:
         connections: transports to the remote clusters that this call has used, by name; ``close`` ends them.
         backends: of the schedulers that this call has used, by name.
         tell: shows a message to the user while the call goes on.
+        asks: False if new connections must not ask the user for a password, since a screen has the terminal.
     """
 
     argv: tuple[str, ...]
@@ -60,6 +61,7 @@ class Context:
     connections: dict[str, Transport] = field(default_factory=dict, compare=False, repr=False)
     backends: dict[str, Backend] = field(default_factory=dict, compare=False, repr=False)
     tell: Callable[[str], None] = field(default=say, compare=False, repr=False)
+    asks: bool = True
 
     @classmethod
     def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Context:
@@ -87,11 +89,13 @@ class Context:
 
     def _open_transport(self, profile: ClusterProfile) -> Transport:
         from llmctl.transport.ssh import connect, connect_hosts
+        from llmctl.transport.ssh.terminal import Terminal
 
-        login = profile.login
+        login, terminal = profile.login, Terminal() if self.asks else Terminal(path="")
         if login.host is None or self.backend(profile).capabilities.starts_on_hosts:
-            return connect_hosts(profile, self.environment)
-        return connect(login.host, self.environment, proxy_jump=login.proxy_jump, python=login.python)
+            return connect_hosts(profile, self.environment, terminal)
+        host, jump = login.host, login.proxy_jump
+        return connect(host, self.environment, proxy_jump=jump, python=login.python, terminal=terminal)
 
     def backend(self, profile: ClusterProfile) -> Backend:
         """The backend of a cluster's scheduler, loaded once per call.

@@ -1,14 +1,19 @@
 """The user's runs on their clusters, as the source of the screen."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from llmctl.context import ClusterSession, Context
+from llmctl.errors import LlmctlError
 from llmctl.job_state import JobState
 from llmctl.operate.survey import RunSurvey, choose_entries, has_finished
 from llmctl.runs.index import IndexEntry
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import INTERVAL_S
+from llmctl.transport.host_group import HostGroup
+from llmctl.transport.protocol import Transport
 from llmctl.watch.opened_run import RunReader
 from llmctl.watch.source import ClusterLook, Listing
 
@@ -45,6 +50,10 @@ class ClusterRuns:
         """The run, if only one was asked for."""
         return self._named[0] if len(self._named) == 1 else None
 
+    def connect(self) -> None:
+        """Connect to the clusters of the runs that will be shown; must come before the screen, which cannot ask."""
+        self._context = connect_first(self._context, self.list_runs(every=False).runs.values())
+
     def list_runs(self, *, every: bool) -> Listing:
         """See RunSource."""
         entries = [entry for entry in self._context.index.entries() if self._cluster in ("", entry.cluster)]
@@ -68,6 +77,35 @@ class ClusterRuns:
     def open_run(self, run_id: str) -> RunReader:
         """See RunSource."""
         return _reader_of(self._context, self._context.index.find(run_id))
+
+
+def connect_first(context: Context, clusters: Iterable[str]) -> Context:
+    """Connect to clusters behind ssh, while the user can still be asked for a password.
+
+    Returns:
+        The context for the screen. A cluster out of reach has no connection yet, and a later one asks nothing.
+    """
+    for cluster in dict.fromkeys(clusters):
+        with suppress(LlmctlError):
+            transport = ClusterSession.of(context, cluster, "llmctl watch").transport
+            if transport.is_remote:
+                context.tell(f"connecting to {cluster}")
+                if not _answers(transport):
+                    context.connections.pop(cluster).close()
+    return replace(context, asks=False)
+
+
+def _answers(transport: Transport) -> bool:
+    """True if the machine, or any host of a group, could be reached."""
+    machines = [transport]
+    if isinstance(transport, HostGroup):
+        machines = [transport.transport_of(host) for host in transport.hosts]
+    reached = []
+    for one in machines:
+        with suppress(LlmctlError):
+            one.now()
+            reached.append(one)
+    return bool(reached)
 
 
 def _reader_of(context: Context, entry: IndexEntry) -> RunReader:

@@ -55,4 +55,5 @@ def _source(context: Context, references: list[str], cluster: str, *, demo: bool
     from llmctl.watch.clusters import ClusterRuns
 
     found = ClusterRuns(context, references, cluster)
+    found.connect()
     return found, found.only_run

@@ -37,16 +37,15 @@ def connect(
     return RemoteTransport(route, python=python, first_patience_s=first, reconnect_patience_s=again)
 
 
-def connect_hosts(profile: "ClusterProfile", environment: Mapping[str, str]) -> "Transport":
-    """Transport on all hosts of a profile, as one group.
+def connect_hosts(profile: "ClusterProfile", environment: Mapping[str, str], terminal: "Terminal") -> "Transport":
+    """Transport on all hosts of a profile, as one group; ``terminal`` asks for passwords, one at a time.
 
     Raises:
         ProfileError: the profile lists no host.
     """
     from llmctl.transport.host_group import HostGroup
-    from llmctl.transport.ssh.terminal import Terminal
 
-    login, terminal = profile.login, Terminal()
+    login = profile.login
     return HostGroup(
         {
             host: connect(

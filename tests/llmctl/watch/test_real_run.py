@@ -1,14 +1,17 @@
 """The live screen over the user's own runs: a real training to its end, and the choice of runs."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmctl.cli.main import main
 from llmctl.context import Context
-from llmctl.errors import RecordError, UsageError
-from llmctl.watch.clusters import ClusterRuns
+from llmctl.errors import RecordError, SchedulerError, UsageError
+from llmctl.transport.ssh.terminal import Terminal
+from llmctl.watch.clusters import ClusterRuns, connect_first
+from tests.llmctl.login_node import write_cluster
 from tests.llmctl.operate.report.made_runs import add, made_run, trained
 from tests.llmctl.watch.screens import app_of, until
 
@@ -85,3 +88,46 @@ def test_a_named_run_is_opened_at_once_and_an_unknown_one_refused(home, runs):
             await until(pilot, "1 run: 1 completed")
 
     asyncio.run(act())
+
+
+class Machine:
+    """A machine behind ssh, which may be out of reach."""
+
+    is_remote, host, is_closed = True, "login1", False
+
+    def __init__(self, problem: SchedulerError | None = None) -> None:
+        self.problem = problem
+
+    def now(self) -> float:
+        if self.problem is not None:
+            raise self.problem
+        return 1.0
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_passwords_are_asked_for_before_the_screen_only(home, monkeypatch):
+    """A question below the screen would take its keys."""
+    near, away = Machine(), Machine(SchedulerError("login1: timed out", transient=True))
+    told: list[str] = []
+    context = replace(context_of(home), tell=told.append)
+    for name, machine in (("near", near), ("away", away)):
+        write_cluster(home, name, login={"host": f"{name}1"})
+        context.connections[name] = machine  # type: ignore[assignment]
+    of_screen = connect_first(context, ["near", "away", "local", "gone", "near"])
+    assert told == ["connecting to near", "connecting to away"]
+    assert (near.is_closed, away.is_closed) == (False, True)
+    assert of_screen.connections == {"near": near}
+    opened: dict[str, bool] = {}
+
+    def connect(host: str, *_: object, terminal: Terminal, **__: object) -> Machine:
+        opened[host] = terminal.is_there or terminal.path == Terminal().path
+        return Machine()
+
+    monkeypatch.setattr("llmctl.transport.ssh.connect", connect)
+    of_screen.connect(of_screen.profile("away"))
+    assert opened == {"away1": False}
+    del context.connections["away"]
+    context.connect(context.profile("away"))
+    assert opened == {"away1": True}
