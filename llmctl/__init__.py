@@ -1,3 +1,3 @@
 """The command line: submits, follows, records and resumes jobs. Never imports torch."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
