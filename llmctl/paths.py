@@ -44,7 +44,7 @@ class UserFolders:
 
     @property
     def config_file(self) -> Path:
-        """The user's config file, which holds the default cluster."""
+        """The user's config file: the default cluster, and places of notices."""
         return self.config / "config.yaml"
 
     @property

@@ -190,7 +190,8 @@ def _settings(job: Job, stop_after_s: int) -> str:
         shared=profile.shared,
         in_image=request.container is not None,
         forgets_launchers=is_local,
-        notify=job.spec.notify,
+        # A flag may repeat a place of the config.
+        notify=tuple(dict.fromkeys(job.spec.notify)),
         points_per_node_hour=job.cost.rate if job.cost is not None else None,
         points_unit=job.cost.unit if job.cost is not None else "",
         notify_on=DEFAULT_EVENTS if job.spec.notify_on is None else job.spec.notify_on,

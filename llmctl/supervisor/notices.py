@@ -23,7 +23,8 @@ SEND_S = 30.0
 """Seconds that one notice may take."""
 HANG_S = 300.0
 """Seconds without progress of any rank that are a hang: no step, evaluation or save should be as long."""
-_LOOK_S = 10.0
+_LOOK_S = 30.0
+"""Seconds between two looks: each reads a file of every rank."""
 _REQUEST_S = 15.0
 _REAP_S = 0.05
 _MAIL_FOLDERS = ("/usr/sbin", "/usr/lib")
@@ -45,8 +46,8 @@ class Notices:
         self._job = job
         self._attempt = attempt
         self._environ = {**environ, SENDER: "1"}
-        names = [place[len("secret:") :] for place in job.notify if place.startswith("secret:")]
-        self._secrets = {name: secrets.get(name, "") for name in names}
+        names = {place: place[len("secret:") :] for place in job.notify if place.startswith("secret:")}
+        self._addresses = {place: secrets.get(name, "") for place, name in names.items()}
         self._running: List[Tuple["subprocess.Popen[bytes]", float]] = []
         self._progress = _Progress(attempt.folder)
 
@@ -91,7 +92,7 @@ class Notices:
             "time": int(time.time()),
         }
         for place in job.notify:
-            values = {"place": place, "notice": notice, "secrets": self._secrets}
+            values = {"place": place, "notice": notice, "address": self._addresses.get(place, place)}
             # A session of its own: a signal that ends the job must not end the notice of the end.
             with suppress(OSError):
                 child = subprocess.Popen(
@@ -176,7 +177,7 @@ def send(text: str, environ: Mapping[str, str]) -> int:
     """Send one notice; returns the exit code. A failure is one line of the job's log, without a secret.
 
     Args:
-        text: JSON with ``place``, ``notice`` and ``secrets``.
+        text: JSON with ``place``, ``notice`` and the ``address`` of a webhook, which may be a secret.
         environ: of this process.
     """
     values = json.loads(text)
@@ -189,7 +190,7 @@ def send(text: str, environ: Mapping[str, str]) -> int:
         elif kind == "mailto":
             _mail(rest, values["notice"], environ)
         else:
-            _post(values["secrets"][rest] if kind == "secret" else place, values["notice"])
+            _post(str(values["address"]), values["notice"])
     except _NoticeError as error:
         tell(f"the notice to {shown} was not sent: {error}")
         return 1

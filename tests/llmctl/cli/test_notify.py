@@ -25,8 +25,21 @@ def teller(home):
 def test_places_of_config_file_user_and_flags(home, teller, monkeypatch):
     monkeypatch.chdir(home)
     (home / "mine.yaml").write_text(yaml.safe_dump({"job": {"notify": [teller("config")]}}))
-    words = ["submit", "mine.yaml", "--notify", teller("flag"), "--notify-on", "fail", "--run-id", "r"]
+    words = [
+        "submit",
+        "mine.yaml",
+        "--notify",
+        teller("flag"),
+        "--notify",
+        teller("config"),
+        "--notify-on",
+        "fail",
+        "--run-id",
+        "r",
+    ]
     assert main([*words, "--", "sh", "-c", "exit 3"]) == 0
+    # A flag that repeats a place of the config does not tell it twice.
+    assert json.loads((home / "runs/r/job.json").read_text())["notify"] == [teller("config"), teller("flag")]
     for name in ("config", "flag"):
         wait_for((home / name).exists, f"the notice to {name}")
         assert (home / name).read_text() == "fail: r failed with exit code 3\n"

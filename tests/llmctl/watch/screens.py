@@ -1,4 +1,4 @@
-"""What a screen shows, and waits for it."""
+"""The lines that a screen shows, and waits for them."""
 
 import html
 import re
