@@ -9,18 +9,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
 from trainer.ops.build.build_settings import BuildError
 
 _ASK_TIMEOUT_S = 60.0
 _LOOK_S = 0.5
-"""Python handles a signal that comes just before a wait only after the wait."""
+"""Time between two looks at signals and at is_cancelled."""
 _BYTES_PER_JOB = 2 << 30
 """Memory that one compiler may need."""
 _CGROUP = Path("/sys/fs/cgroup")
@@ -80,23 +81,55 @@ def run_compilers(
     """
     processes, pool = _Processes(), ThreadPoolExecutor(at_once)
     done = 0
+    with _signals_held_back() as handle_signals:
+        try:
+            working = {pool.submit(processes.run, job): job for job in jobs}
+            pending = set(working)
+            while pending:
+                handle_signals()
+                if is_cancelled():
+                    raise BuildError(f"the build was cancelled: {done} of {len(jobs)} files are compiled")
+                left = deadline - time.monotonic()
+                ended, pending = wait(pending, min(_LOOK_S, max(0.0, left)), FIRST_COMPLETED)
+                if not ended and left <= 0:
+                    raise BuildError(f"the compiler did not finish in time: {done} of {len(jobs)} files are compiled")
+                for future in ended:
+                    future.result()
+                    done += 1
+                    finished(working[future])
+        finally:
+            processes.end()
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[Callable[[], None]]:
+    """Hold the signals that end a program back, and yield a function that runs their handlers.
+
+    Threads and futures take locks in Python code. A handler that raises there may leave a lock taken, and a worker
+    that needs it never ends.
+    """
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+    held: list[int] = []
+
+    def handle_signals() -> None:
+        while held:
+            number = held.pop(0)
+            handlers[number](number, None)
+
     try:
-        working = {pool.submit(processes.run, job): job for job in jobs}
-        pending = set(working)
-        while pending:
-            if is_cancelled():
-                raise BuildError(f"the build was cancelled: {done} of {len(jobs)} files are compiled")
-            left = deadline - time.monotonic()
-            ended, pending = wait(pending, min(_LOOK_S, max(0.0, left)), FIRST_COMPLETED)
-            if not ended and left <= 0:
-                raise BuildError(f"the compiler did not finish in time: {done} of {len(jobs)} files are compiled")
-            for future in ended:
-                future.result()
-                done += 1
-                finished(working[future])
+        # Python runs handlers in the main thread alone.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, lambda sent, _: held.append(sent))
+        yield handle_signals
     finally:
-        processes.end()
-        pool.shutdown(cancel_futures=True)
+        for changed, before in handlers.items():
+            signal.signal(changed, before)
+    handle_signals()
 
 
 class _Processes:

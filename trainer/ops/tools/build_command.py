@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 _CLEAR = "\r\x1b[K"
 """To the line's start, and erase to its end (ECMA-48, CR and EL)."""
 _BAR_WIDTH = 40
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str], settings: BuildSettings) -> int:
     """Build everything that is missing. Returns 3 if a part failed, else 0."""
     options = _parser().parse_args(arguments)
     report = BarReport() if sys.stdout.isatty() else LineReport()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         # As on Ctrl-C: kill the compilers, and leave no partial files.
         signal.signal(number, _leave)
     problems = []
@@ -71,6 +72,10 @@ class BarReport(LineReport):
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
+    for ending in _ENDING:
+        # The next one must not interrupt the removal of partial files. A whole group of processes often receives a
+        # signal, and then llmctl forwards its own.
+        signal.signal(ending, signal.SIG_IGN)
     sys.exit(128 + number)
 
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import signal
 import subprocess
 import time
 from functools import partial
@@ -137,22 +138,37 @@ def test_a_compiler_that_does_not_report_its_version_is_killed_with_its_children
     assert are_gone(nap)
 
 
-def test_a_signal_just_before_a_wait_is_not_left_until_its_end(tmp_path, monkeypatch):
-    """Python runs the handler of such a signal only when the wait returns, as if the signal had come then."""
-    real, waits = compile_jobs.wait, []
+def test_a_signal_within_a_wait_takes_effect_between_two_waits(tmp_path, monkeypatch):
+    """Its handler raises. Within the wait that would leave a lock taken, for which a worker waits without an end."""
+    real, returned = compile_jobs.wait, []
 
     def interrupted(pending, patience_s, when):
+        signal.raise_signal(signal.SIGINT)
         found = real(pending, patience_s, when)
-        waits.append(found)
-        if len(waits) == 2:
-            raise KeyboardInterrupt
+        # A second signal does not stop the killing of the compilers either.
+        signal.raise_signal(signal.SIGINT)
+        returned.append(found)
         return found
 
     monkeypatch.setattr(compile_jobs, "wait", interrupted)
-    nap = a_nap(7)
+    nap, handler = a_nap(7), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_compilers([CompileJob(("sleep", nap), tmp_path / "log")], 1, time.monotonic() + TIMEOUT_S)
-    assert not waits[0].done and are_gone(nap)
+    assert len(returned) == 1 and not returned[0].done
+    assert are_gone(nap) and signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_signal_of_the_last_wait_is_not_lost(tmp_path, monkeypatch):
+    real = compile_jobs.wait
+
+    def interrupted(*arguments):
+        found = real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(compile_jobs, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_compilers([CompileJob(("true",), tmp_path / "log")], 1, time.monotonic() + TIMEOUT_S)
 
 
 def test_jobs_fit_cores_and_memory(monkeypatch):
