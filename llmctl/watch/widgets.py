@@ -12,13 +12,17 @@ from textual.widget import Widget
 from textual.widgets import OptionList, RichLog
 from textual.widgets.option_list import Option
 
+from llmctl.operate.plot.charts import Chart, Line, curve_line
+from llmctl.operate.plot.terminal import COLOURS, draw_lines
 from llmctl.runs.logs import LogLine
-from llmctl.runs.number_text import loss_text, memory_text, rate_text, sparkline
+from llmctl.runs.number_text import is_utf8, loss_text, memory_text, rate_text, sparkline
 from llmctl.runs.series.curves import Curves, RunCurves
-from llmctl.watch.chart import LINE, POINT, Chart
 
 MOST_LINES = 5000
 """Lines of a log that can be scrolled back to."""
+LINE, POINT = COLOURS[0][1], COLOURS[1][1]
+_LEAST = (20, 4)
+"""Columns and rows from which a chart can be read."""
 _ROOM_FOR_CHARTS = (90, 20)
 """Columns and rows from which each number has a chart of its own; else it has one line."""
 
@@ -81,17 +85,8 @@ class CurvesView(Widget):
         below = self._charts(train, width) if width >= _ROOM_FOR_CHARTS[0] and height >= _ROOM_FOR_CHARTS[1] else None
         below = below or self._sparklines(train, width)
         lines = [self._legend()]
-        loss = train.of.get("lm_loss")
-        if loss is not None:
-            points = valid.of.get("valid_loss")
-            chart = Chart(
-                train.iteration,
-                loss,
-                loss_text,
-                valid.iteration if points is not None else (),
-                points.mean if points is not None else (),
-            )
-            lines += chart.draw(width, height - len(lines) - len(below), self._encoding)
+        drawn = (curve_line("loss", 0, "lm_loss", train), curve_line("validation", 1, "valid_loss", valid))
+        lines += self._chart("lm_loss", drawn, loss_text, (width, height - len(lines) - len(below)))
         return Text("\n", no_wrap=True).join([*lines, *below])
 
     def _legend(self) -> Text:
@@ -107,9 +102,8 @@ class CurvesView(Widget):
         each, rows = width // 3 - 2, 8
         parts = []
         for name, key, text in _NUMBERS:
-            curve = train.of.get(key)
             title = Text.assemble((f"{name} ", "bold"), (self._number(key, text), LINE))
-            drawn = Chart(train.iteration, curve, text).draw(each, rows, self._encoding) if curve is not None else []
+            drawn = self._chart(key, [curve_line(name, 0, key, train)], text, (each, rows))
             parts.append([title, *drawn, *([Text()] * (rows - len(drawn)))])
         lines = [Text()]
         for row in zip(*parts, strict=True):
@@ -120,6 +114,24 @@ class CurvesView(Widget):
                 line.append_text(padded).append("   ")
             lines.append(line)
         return lines
+
+    def _chart(
+        self, key: str, lines: Sequence[Line | None], text: Callable[[float], str], size: tuple[int, int]
+    ) -> list[Text]:
+        """Lines of a chart of the key over the iterations; empty without numbers or room."""
+        known = [line for line in lines if line is not None]
+        if not known or size[0] < _LEAST[0] or size[1] < _LEAST[1]:
+            return []
+        has_braille = is_utf8(self._encoding)
+        drawn = draw_lines(
+            Chart(key, "iteration", known),
+            *size,
+            colour=True,
+            unicode=has_braille,
+            by_mark=not has_braille,
+            labels=lambda values: [text(value) for value in values],
+        )
+        return [Text.from_ansi(line) for line in drawn]
 
     def _sparklines(self, train: Curves, width: int) -> list[Text]:
         lines = [Text()]

@@ -71,10 +71,10 @@ def charts(
         for number, (name, of_run) in enumerate(curves.items()):
             start = _start(of_run.train)
             origin = (start, unit_s)
-            line = _line(name, number, key, of_run.train, axis, origin)
-            others = _line(name, number, key, of_run.valid, axis, origin)
+            line = curve_line(name, number, key, of_run.train, axis, origin)
+            others = curve_line(name, number, key, of_run.valid, axis, origin)
             if with_validation:
-                others = _line(f"{name}, validation", number, VALIDATION, of_run.valid, axis, origin)
+                others = curve_line(f"{name}, validation", number, VALIDATION, of_run.valid, axis, origin)
             lines += [each for each in (line, others) if each is not None]
         if is_log:
             lines = [each for line in lines if (each := _positive(line)) is not None]
@@ -95,7 +95,24 @@ def _unit(runs: Iterable[RunCurves]) -> tuple[str, float]:
     return next((unit, seconds) for least, unit, seconds in _UNITS if longest >= least or not least)
 
 
-def _line(name: str, run: int, key: str, curves: Curves, axis: Axis, origin: tuple[float, float]) -> Line | None:
+def curve_line(
+    name: str,
+    run: int,
+    key: str,
+    curves: Curves,
+    axis: Axis = "iteration",
+    origin: tuple[float, float] = (0.0, 1.0),
+) -> Line | None:
+    """The line of one key; None if it has no point.
+
+    Args:
+        name: for the legend.
+        run: number of the run, which has one colour in all charts.
+        key: of metrics.jsonl.
+        curves: of the run.
+        axis: the x axis.
+        origin: for the axis of time: its zero in seconds since 1970, and its unit in seconds.
+    """
     curve = curves.of.get(key)
     if curve is None:
         return None

@@ -1,57 +1,56 @@
 """Charts and tables of characters, and the follower of a growing file of metrics."""
 
 import json
+from unittest.mock import patch
 
-import pytest
 from rich.text import Text
+from textual.geometry import Size
 
-from llmctl.runs.series.curves import Curve, run_curves
+from llmctl.runs.series.curves import Curve, Curves, RunCurves, run_curves
 from llmctl.runs.series.following import HistoryFollower
 from llmctl.runs.series.history import RunHistory
 from llmctl.runs.series.reading import MetricsSource, read_histories
 from llmctl.transport.file_reads import read_parts
-from llmctl.watch.chart import LINE, SPREAD, Chart
 from llmctl.watch.rows import Column, lay_out, shortened
+from llmctl.watch.widgets import CurvesView
 
 
-def plain(chart: Chart, width: int = 40, height: int = 10, encoding: str = "utf-8") -> list[str]:
-    return [line.plain for line in chart.draw(width, height, encoding)]
+def charts_of(train: Curves, valid: Curves, size: tuple[int, int], encoding: str = "utf-8") -> list[Text]:
+    drawn = CurvesView(encoding, id="curves")
+    drawn.show(RunCurves(train, valid), {"lm_loss": 1.0})
+    with patch.object(CurvesView, "size", Size(*size)):
+        return list(drawn.render().split("\n"))
 
 
-def test_a_chart_names_its_range_and_its_iterations():
-    values = [8.0, 4.0, 2.0, 1.0]
-    lines = plain(Chart([10, 20, 30, 40], Curve(values, values, values), "{:.1f}".format, [30], [5.0]))
-    assert lines[0].startswith("8.0 │") and lines[-2].startswith("1.0 │") and lines[4].startswith("4.5 │")
-    assert lines[-1].startswith("    └10─") and lines[-1].endswith("40")
-    assert sum(line.count("●") for line in lines) == 1
-    assert len(lines) == 10 and max(map(len, lines)) == 40
+def curves(iterations: list[int], **of: Curve) -> Curves:
+    unknown: list[float | None] = [None] * len(iterations)
+    return Curves(iterations, unknown, unknown, of, len(iterations))
 
 
-def test_the_line_goes_through_the_means_and_dim_dots_reach_to_the_extremes():
-    curve = Curve([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 9.0, 1.0])
-    lines = Chart([1, 2, 3], curve, str).draw(40, 10, "utf-8")
-    styles = {str(span.style) for line in lines for span in line.spans if line.plain[span.start : span.end].strip()}
-    assert {LINE, SPREAD} <= styles
-    top = lines[0].plain[5:]
-    assert top.strip(), "the spike is seen"
-    flat = plain(Chart([1, 2, 3], Curve(*[[1.0, 1.0, 1.0]] * 3), str))
-    assert not flat[0][5:].strip(), "without it there is nothing"
+def test_curves_have_their_ranges_iterations_and_validations():
+    values: list[float | None] = [8.0, 4.0, 2.0, 1.0]
+    valid = curves([30], valid_loss=Curve([5.0], [5.0], [5.0]))
+    lines = charts_of(curves([10, 20, 30, 40], lm_loss=Curve(values, values, values)), valid, (40, 12))
+    text = "\n".join(line.plain for line in lines)
+    assert all(label in text for label in ("7.500┤", "5.000┤", "2.500┤", "20", "40")), text
+    assert lines[1].plain.startswith("     │⠠"), "the first and largest loss is not cut off"
+    (point,) = (line for line in lines if "•" in line.plain)
+    assert len(lines) == 11 and max(line.cell_len for line in lines) <= 40
+    styles = {str(span.style) for span in point.spans if "•" in point.plain[span.start : span.end]}
+    assert styles == {"color(11)"}, styles
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[None, 3.0, None], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0], [-1e308, 0.0, 1e308], [1e-300, 2e-300, 3e-300]],
-)
-def test_odd_numbers_are_drawn(values):
-    for encoding in ("utf-8", "ascii"):
-        lines = plain(Chart([1, 2, 3], Curve(values, values, values), "{:.3g}".format), encoding=encoding)
-        assert len(lines) == 10
-        assert encoding == "utf-8" or "".join(lines).isascii()
+def test_without_room_for_a_chart_there_are_numbers_alone():
+    values: list[float | None] = [2.0, 1.0]
+    train = curves([1, 2], lm_loss=Curve(values, values, values))
+    assert [line.plain for line in charts_of(train, curves([]), (18, 12))] == ["loss 1.000"]
+    assert [line.plain for line in charts_of(train, curves([]), (40, 5))] == ["loss 1.000"]
 
 
-@pytest.mark.parametrize("size", [(0, 0), (5, 3), (10, 2), (12, 1)])
-def test_without_room_there_is_no_chart(size):
-    assert plain(Chart([1, 2], Curve(*[[1.0, 2.0]] * 3), str), *size) == []
+def test_a_terminal_without_unicode_has_ascii_alone():
+    values: list[float | None] = [None, 2.0, 1.0]
+    lines = charts_of(curves([1, 2, 3], lm_loss=Curve(values, values, values)), curves([]), (40, 12), "ascii")
+    assert len(lines) == 11 and all(line.plain.isascii() for line in lines)
 
 
 COLUMNS = (

@@ -34,7 +34,7 @@ def test_a_real_training_is_watched_to_its_end(home, capsys):
         async with app.run_test(size=(100, 40)) as pilot:
             await until(pilot, run_id)
             await pilot.press("enter")
-            screen = await until(pilot, f"{run_id}  completed  on local", "30/30", "validation", "●")
+            screen = await until(pilot, f"{run_id}  completed  on local", "30/30", "validation", "•")
             assert "gradient norm" in screen
             await pilot.press("2")
             await until(pilot, "no heartbeat")

@@ -103,7 +103,7 @@ def test_a_run_is_opened_and_each_key_shows_its_part(size):
         await open_run(pilot, "llama-8b-91c0")
         screen = await until(pilot, "llama-8b-91c0  running  on alpha", "validation", "2 ranks: 32")
         assert "iteration 3240/4000" in screen
-        assert all(words in screen for words in ("tokens/s", "gradient norm", "memory", "●", "⠉"))
+        assert all(words in screen for words in ("tokens/s", "gradient norm", "memory", "•", "⠉"))
         await pilot.press("2")
         await until(pilot, "RANK NODE" if size[0] < 100 else "RANK  NODE", "cn101", "forward and backward")
         await pilot.press("3")

@@ -3,13 +3,14 @@
 import json
 import math
 import re
+from dataclasses import replace
 from io import BytesIO
 from xml.etree import ElementTree
 
 import pytest
 
-from llmctl.operate.plot.charts import charts
-from llmctl.operate.plot.terminal import chart_text
+from llmctl.operate.plot.charts import Chart, Line, charts
+from llmctl.operate.plot.terminal import chart_text, draw_lines
 from llmctl.operate.plot.ticks import log_ticks, round_ticks, tick_labels
 from llmctl.runs.series.columns import parse_columns
 from llmctl.runs.series.history import RunHistory
@@ -116,6 +117,26 @@ def test_two_runs_without_colour_have_marks_of_their_own():
 )
 def test_one_point_a_constant_and_huge_numbers_are_drawn(rows):
     assert "lm_loss" in chart_text(one({"a": rows}), 10, 3, colour=False, unicode=True)
+
+
+def test_the_lines_reach_beyond_the_outermost_ticks():
+    line = Line("run", 0, [10.0, 20.0, 30.0, 40.0], [8.0, 4.0, 2.0, 1.0], [], [])
+    drawn = draw_lines(Chart("k", "iteration", [line]), 40, 11, colour=False, unicode=True, by_mark=False)
+    assert drawn[0].startswith("   │⠠") and drawn[1].startswith("7.5┤"), drawn
+    assert drawn[-3].startswith("   │") and drawn[-3].endswith("⠂"), drawn
+    assert drawn[-1].split() == ["20", "40"] and drawn[-1].index("20") == 16, drawn
+
+
+def test_dim_dots_of_one_run_reach_to_the_extremes():
+    line = Line("run", 0, [1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 9.0, 1.0])
+
+    def drawn(*lines, **how):
+        return draw_lines(Chart("lm_loss", "iteration", list(lines)), 40, 10, unicode=True, by_mark=False, **how)
+
+    dim = "\x1b[38;5;8m"
+    assert any(dim in text for text in drawn(line, colour=True)[:3]), "the spike is seen"
+    other = replace(line, name="other", run=1)
+    assert not any(dim in text for text in [*drawn(line, other, colour=True), *drawn(line, colour=False)])
 
 
 def test_a_hostile_name_draws_no_escape_sequence():
