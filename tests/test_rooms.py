@@ -44,7 +44,8 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "families": {"config"},
         "planning": {"config", "families"},
         "process": {"config"},
-        "trackers": {"config", "process"},
+        "hooks": {"config", "distributed"},
+        "trackers": {"config", "hooks", "process"},
         "distributed": {"config", "planning"},
         "ops": {"config", "distributed", "planning"},
         # A GGUF file holds a tokenizer beside its model.
@@ -72,6 +73,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
                 "distributed",
                 "evaluation",
                 "generation",
+                "hooks",
                 "ops",
                 "optimizer",
             ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -36,6 +36,7 @@ from trainer.process.failure import PeerFailedError
 if TYPE_CHECKING:
     from trainer.config.records.saved_progress import SavedProgress
     from trainer.config.sections.checkpoint import CheckpointConfig
+    from trainer.config.sections.hooks import HooksConfig
     from trainer.config.train_config import TrainConfig
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parallel_model import ParallelModel
@@ -170,8 +171,9 @@ def restore(
         model.gradients.wait_for_weights()
     elif metadata is not None:
         resume_optimizer(metadata, model, optimizer)
-    if model.mesh.rank == 0 and source == _OWN and metadata is not None and kernels:
-        _report_other_kernels(metadata.kernels, kernels)
+    if model.mesh.rank == 0 and source == _OWN and metadata is not None:
+        _report_other_kernels(metadata.kernels, kernels or {})
+        _report_other_hooks(metadata.config.get("hooks", {}), config.hooks)
     if metadata is None or (source == _START_POINT and (checkpoint.finetune or metadata.is_imported)):
         return path
     _load_progress(progress, metadata, path, keeps_seed=source == _START_POINT and checkpoint.no_load_rng)
@@ -204,6 +206,20 @@ def _report_other_kernels(before: Mapping[str, str], now: Mapping[str, str]) -> 
         parts = [f"{', '.join(sorted(names))}: {new} instead of {old}" for (old, new), names in sorted(changed.items())]
         print(
             f"{OTHER_KERNELS}: {'; '.join(parts)}; results differ by rounding from those of an uninterrupted run",
+            flush=True,
+        )
+
+
+def _report_other_hooks(before: Mapping[str, Any], now: HooksConfig) -> None:
+    """Print the user's functions and their settings that have changed since the checkpoint."""
+    changed = [
+        f"hooks.{key}: {value!r} instead of {before.get(key, default)!r}"
+        for key, value, default in now.of_results()
+        if value != before.get(key, default)
+    ]
+    if changed:
+        print(
+            f"hooks have changed since the checkpoint: {'; '.join(changed)}; the run goes on with the new ones",
             flush=True,
         )
 

@@ -10,6 +10,7 @@ from trainer.config.blends import parse_blend
 from trainer.config.sections.checkpoint import CheckpointConfig
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.evaluation import EvaluationConfig
+from trainer.config.sections.hooks import HooksConfig
 from trainer.config.sections.job import JobConfig
 from trainer.config.sections.logging import LoggingConfig
 from trainer.config.sections.model import ModelConfig
@@ -32,6 +33,7 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    hooks: HooksConfig = HooksConfig()
 
     @property
     def max_position_embeddings(self) -> int:

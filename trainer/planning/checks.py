@@ -73,7 +73,7 @@ RELATIONS = (
             "model.no_rope_freq",
             *("model.norm_placement", "model.shared_parallel_norm", "model.position_embedding_offset"),
             *("model.activation_*", "model.squared_relu", "model.mtp_*", "training.recompute_*"),
-            *("optimizer.optimizer_cpu_offload", "optimizer.optimizer_offload_fraction"),
+            *("optimizer.optimizer_cpu_offload", "optimizer.optimizer_offload_fraction", "hooks.*"),
         ),
     ),
     Relation(

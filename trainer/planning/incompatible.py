@@ -303,6 +303,11 @@ IMPOSSIBLE: Rows = (
         lambda c: c.model.mtp_num_layers == 0 and is_changed("model", "mtp_loss_scaling_factor", c),
         "needs mtp_num_layers above 0; set that, or leave this key out",
     ),
+    (
+        "hooks.lr_function",
+        lambda c: c.hooks.lr_function is not None and is_changed("optimizer", "lr_decay_style", c),
+        "cannot be combined with optimizer.lr_decay_style, which is a schedule too; leave out one of them",
+    ),
 )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, cast
 
 from trainer.config.errors import ConfigError
 from trainer.config.sections.logging import LoggingConfig
+from trainer.hooks.user_function import load_function
 from trainer.trackers.protocol import Tracker
 
 _OWN_KEY = "logging.trackers"
@@ -49,7 +48,7 @@ def chosen_trackers(logging: LoggingConfig) -> list[Choice]:
     found = [
         Choice(key, _OF_PACKAGES[module][0], partial(_OF_PACKAGES[module][1], logging)) for key, module, _ in asked
     ]
-    return [*found, *(Choice(_OWN_KEY, name, _own_function(name)) for name in logging.trackers)]
+    return [*found, *(Choice(_OWN_KEY, name, load_function(_OWN_KEY, name, "").function) for name in logging.trackers)]
 
 
 def _tensorboard(logging: LoggingConfig) -> Tracker:
@@ -75,21 +74,3 @@ _OF_PACKAGES: dict[str, tuple[str, Callable[[LoggingConfig], Tracker]]] = {
     "wandb": ("Weights & Biases", _wandb),
     "mlflow": ("MLflow", _mlflow),
 }
-
-
-def _own_function(name: str) -> Callable[[], Tracker]:
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise ConfigError(_OWN_KEY, f"{name!r} is not MODULE:FUNCTION, such as my_package.my_logger:make")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(
-            _OWN_KEY,
-            f"{name}: {module_name} cannot be imported ({type(error).__name__}: {error}); name a module of job.code, "
-            "of PYTHONPATH or of an installed package",
-        ) from error
-    function: Any = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(_OWN_KEY, f"{name}: {module_name} has no function {function_name}; name one that it has")
-    return cast("Callable[[], Tracker]", function)

@@ -2,8 +2,8 @@
 
 The loop ends at completion or a stop request.
 
-Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, logging, evaluation, checkpoint,
-export.
+Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, logging, hooks, evaluation,
+checkpoint, export.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import any_rank, max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
 from trainer.distributed.step_timers import StepTimers
-from trainer.optimizer.learning_rate import learning_rate, weight_decay
+from trainer.optimizer.learning_rate import weight_decay
 from trainer.pipeline.executor import forward_backward
 from trainer.process.device import peak_memory_bytes
 from trainer.process.failure import PeerFailedError
@@ -37,6 +37,7 @@ from trainer.process.metrics import (
 from trainer.training.global_batches import GlobalBatches
 from trainer.training.missed_saves import MissedSaves
 from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
+from trainer.training.step_hooks import StepHooks
 from trainer.training.step_numbers import StepNumbers
 from trainer.training.training_lines import TrainingLines
 
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from trainer.training.task_evaluation import TaskEvaluation
 
 Ending = Literal["completed", "stopped"]
+Losses = dict[str, tuple[float, int]]
+"""Term of the loss -> sum over the global batch, and number of labels."""
 
 
 @dataclass
@@ -93,6 +96,7 @@ class TrainingLoop:
     _lines: TrainingLines = field(init=False)
     _timers: StepTimers = field(init=False)
     _numbers: StepNumbers = field(init=False)
+    _hooks: StepHooks = field(init=False)
     _batches: GlobalBatches = field(init=False)
     _save_is_due: bool = False
     _began: float = field(default_factory=time.perf_counter)
@@ -107,6 +111,7 @@ class TrainingLoop:
         self._batches = GlobalBatches(self.config, self.model, self.data, self.device)
         self._timers = StepTimers(self.config.logging, self.device)
         self._numbers = StepNumbers(self.config, self.model, self.optimizer)
+        self._hooks = StepHooks(self.config, self.model)
 
     def run(self) -> Ending:
         """Train until train_iters or a stop request, then save.
@@ -169,7 +174,7 @@ class TrainingLoop:
                 timers=self._timers,
             )
         self._beat("optimizer")
-        lr = learning_rate(progress.optimizer_steps, self.config.optimizer, training.train_iters)
+        lr = self._hooks.learning_rate(progress.optimizer_steps)
         loss_scale = self.optimizer.loss_scaler.scale
         self.optimizer.set_weight_decay(
             weight_decay(progress.optimizer_steps, self.config.optimizer, training.train_iters)
@@ -179,7 +184,8 @@ class TrainingLoop:
             outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
-        is_number, is_stopped, switches = self._agree(outcome, loss, labels)
+        losses, is_stopped, switches = self._agree(outcome, loss, labels)
+        self._hooks.note_step(progress.iteration, losses, lr, outcome, micro_batches)
         self._interval_time_s += time.perf_counter() - began
         self._timed_iterations += 1
         is_whole = progress.iteration % (self.config.logging.log_interval or 1) == 0
@@ -191,7 +197,10 @@ class TrainingLoop:
             progress.begin_interval()
             self._interval_time_s, self._timed_iterations = 0.0, 0
             self._timers.begin_interval()
-        self._count_skipped(outcome, loss_scale, is_number)
+        self._count_skipped(outcome, loss_scale, all(math.isfinite(total) for total, _ in losses.values()))
+        if self._hooks.follow_steps:
+            self._beat("hooks")
+            self._hooks.after_step()
         if switches and self.switch is not None and not is_last:
             self._beat("switching the kernels")
             self.writer, lines = self.switch.make(progress.iteration, self.writer)
@@ -199,12 +208,11 @@ class TrainingLoop:
             self._say("\n".join(lines))
         return is_stopped
 
-    def _agree(self, outcome: StepOutcome, loss: torch.Tensor, labels: dict[str, int]) -> tuple[bool, bool, bool]:
+    def _agree(self, outcome: StepOutcome, loss: torch.Tensor, labels: dict[str, int]) -> tuple[Losses, bool, bool]:
         """Count the iteration, with the number of labels of each term of its loss.
 
         Returns:
-            True if its losses are finite, if any rank has a stop request, and if any has its kernels: the same on every
-            rank.
+            Its losses, True if any rank has a stop request, and True if any has its kernels: the same on every rank.
         """
         is_lost = self.lock is not None and self.lock.is_known_lost
         has_kernels = self.switch is not None and self.switch.following.have_ended
@@ -214,11 +222,12 @@ class TrainingLoop:
         sums, (stops, lost, switches) = totals[: len(own)], totals[-len(flags) :]
         if lost:
             self._end_lost_run()
-        self._count(outcome, dict(zip(labels, zip(sums, labels.values(), strict=True), strict=True)))
+        losses = dict(zip(labels, zip(sums, labels.values(), strict=True), strict=True))
+        self._count(outcome, losses)
         for name, total, count in zip(further, totals[len(own) :: 2], totals[len(own) + 1 :: 2], strict=False):
             if math.isfinite(total):
                 self.progress.add_further_loss(name, total, count)
-        return all(map(math.isfinite, sums)), stops > 0.0, switches > 0.0
+        return losses, stops > 0.0, switches > 0.0
 
     def _is_exit(self, iteration: int) -> bool:
         """True if exit_interval ends the run after this iteration."""
@@ -263,8 +272,8 @@ class TrainingLoop:
             raise PeerFailedError("losses or gradients are not finite: rank 0 reports it")
         raise NonFiniteError(steps, self.progress.iteration, self.writer.root if self.writer is not None else None)
 
-    def _count(self, outcome: StepOutcome, losses: dict[str, tuple[float, int]]) -> None:
-        """Count an iteration with the sum of each term of the loss, and the number of its labels."""
+    def _count(self, outcome: StepOutcome, losses: Losses) -> None:
+        """Count an iteration with its losses."""
         progress, samples = self.progress, self._batches.samples
         progress.iteration += 1
         progress.consumed_samples += samples
@@ -294,6 +303,7 @@ class TrainingLoop:
             peak_memory_bytes=int(peak),
         )
         row |= self._numbers.row(self.progress.iteration, loss_scale) | self._timers.row(self._timed_iterations)
+        row |= self._hooks.row(self.device)
         self._append(row)
         line = self._lines.next_line(row, is_last=is_last) if self.model.mesh.rank == 0 else None
         if line is not None:
@@ -332,6 +342,7 @@ class TrainingLoop:
         if self.writer is None or self.saved_iteration == self.progress.iteration:
             return
         self._beat("checkpoint")
+        self._hooks.before_save()
         began = time.perf_counter()
         self.progress.data_state = self.data.state(self.progress.consumed_samples)
         is_good = not self._skipped_steps.in_a_row

@@ -32,6 +32,8 @@ from trainer.data.loading.loader_sharing import BatchRole, mapped_role, streamin
 from trainer.distributed.collectives import any_rank, from_first_rank
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.rendezvous import join_ranks
+from trainer.hooks.chosen import Hooks
+from trainer.hooks.user_function import HookError
 from trainer.ops.attention.backend import check_backend
 from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
@@ -124,7 +126,9 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     """Report this rank's failure; returns the exit code."""
     run, mesh, heartbeat, iteration = attempt.run, attempt.mesh, attempt.heartbeat, attempt.progress.iteration
     who = mesh.describe(mesh.rank)
-    failure = PeerFailure.of(error, mesh, heartbeat.phase)
+    # A collective in a user's function may fail because of a peer too.
+    origin = error.__cause__ or error if isinstance(error, HookError) else error
+    failure = PeerFailure.of(origin, mesh, heartbeat.phase)
     consequence = failure.sentence(mesh, run) if failure is not None else ""
     code = _exit_code(error)
     record = record_failure(run, mesh.rank, who, iteration, error, exit_code=code, consequence=consequence)
@@ -164,6 +168,7 @@ def _train(attempt: _Attempt) -> None:
     device = choose_device(config.training, attempt.launch)
     check_backend(config.model, parameter_dtype(config.training), device)
     check_start_point(config.checkpoint, _save_root(config, run))
+    Hooks.load(config.hooks)
     data = build_data(config, mesh.dp_rank, mesh.dp, run.path if run is not None else None)
     tasks = TaskEvaluation.open(config, data.vocab_size, mesh.rank)
     if mesh.rank == 0:

@@ -74,6 +74,14 @@ def test_images_mounts_and_task_files_are_named_too(folder: Path, capsys: pytest
     assert "job.container (docker://a/b), job.mounts (/x:/y) and evaluation.tasks (./mine.yaml) can run" in said
 
 
+def test_functions_are_named_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hooks = {"lr_function": "os:abort", "metrics": ["a:b", "a:c"], "settings": {"limit": 3}}
+    write(folder, mode=0o666, logging={"trackers": ["a:make"]}, hooks=hooks)
+    code, said = submitted(capsys)
+    assert code == 3
+    assert "logging.trackers (a:make), hooks.lr_function (os:abort) and hooks.metrics (a:b, a:c) can run" in said
+
+
 def test_a_found_config_that_runs_no_code_is_only_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, mode=0o666, job={"nodes": 1, "code": [], "env": {}})
     code, said = submitted(capsys, "--env", "A=b")

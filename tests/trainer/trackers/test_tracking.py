@@ -58,6 +58,10 @@ class Hanging(Recorder):
 not_a_function = 1
 
 
+def log_of(path):
+    """A function that needs an argument, which nobody gives."""
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
     Recorder.made.clear()
@@ -141,13 +145,18 @@ def test_a_tracker_that_is_busy_for_long_is_told(monkeypatch, capfd):
     assert "has been busy with one call for over -1 s; the run goes on" in capfd.readouterr().out
 
 
+def test_another_form_of_the_name_is_refused_before_the_queue():
+    with pytest.raises(ValueError, match="'my_logger' is not MODULE:FUNCTION, such as my_package.my_module:my_func"):
+        LoggingConfig(trackers=["my_logger"])
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("my_logger", "'my_logger' is not MODULE:FUNCTION, such as my_package.my_logger:make"),
         ("no_such_module:make", "no_such_module cannot be imported (ModuleNotFoundError: No module named"),
         (f"{__name__}:nothing", f"{__name__} has no function nothing; name one that it has"),
         (f"{__name__}:not_a_function", "has no function not_a_function"),
+        (f"{__name__}:log_of", "is called as log_of(), but has the parameters (path)"),
     ],
 )
 def test_a_wrong_function_is_refused_before_training(name, said):

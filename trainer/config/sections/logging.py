@@ -1,12 +1,12 @@
 """Section ``logging``: logging, metrics and trackers."""
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import PositiveFloat, PositiveInt, field_validator
 
 from trainer.config.errors import ConfigError
-from trainer.config.sections.section import Section
+from trainer.config.sections.section import Section, check_functions
 
 
 class LoggingConfig(Section):
@@ -70,6 +70,11 @@ class LoggingConfig(Section):
     """Name of the run in MLflow. Unset: the name of the run. A resumed run goes on in the same run there."""
     trackers: list[str] = []
     """Trackers of your own, each as ``module:function``: see trainer/trackers/protocol.py."""
+
+    @field_validator("trackers")
+    @classmethod
+    def _check_functions(cls, value: Any) -> Any:
+        return check_functions(value)
 
     @field_validator("mlflow_tracking_uri")
     @classmethod

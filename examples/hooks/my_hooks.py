@@ -1,0 +1,33 @@
+"""One example of each hook; hooks.yaml names them. docs/guide/hooks.md describes them."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+
+def schedule(step, config):
+    """Linear warmup, then a decay with the square root of the step."""
+    warmup = config.hooks.settings["warmup_steps"]
+    return config.optimizer.lr * min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
+
+
+def token_zero_share(facts):
+    """Share of the labels that are token 0, over the global batch."""
+    labels = [batch.labels for batch in facts.micro_batches]
+    return sum(int((one == 0).sum()) for one in labels), sum(one.numel() for one in labels)
+
+
+def stop_at_high_loss(facts):
+    """End the run as failed once the loss is above a limit."""
+    loss, limit = facts.losses["lm_loss"], facts.config.hooks.settings["highest_loss"]
+    if loss is not None and loss > limit:
+        raise ValueError(f"the loss {loss:.4f} of iteration {facts.iteration} is above {limit}")
+
+
+def note_checkpoint(facts):
+    """Append a line about the checkpoint to a file in the run directory."""
+    folder = os.environ.get("LLMCTL_RUN_DIR")
+    if facts.mesh.rank == 0 and folder:
+        with (Path(folder) / "saved.jsonl").open("a") as file:
+            print(json.dumps({"iteration": facts.iteration, "loss": facts.losses["lm_loss"]}), file=file)

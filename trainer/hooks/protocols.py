@@ -1,0 +1,96 @@
+"""Signatures of the user's functions that the section ``hooks`` names. Torch-free.
+
+``hooks.lr_function: my_package.my_hooks:schedule`` names a function like LearningRate here, and so on. The functions
+are imported on every rank, before the ranks meet. An exception in one ends the run, and the error names the function.
+
+Legend: B micro-batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.config.train_config import TrainConfig
+    from trainer.distributed.mesh import ParallelMesh
+
+
+class Batch(Protocol):
+    """A micro-batch of whole samples, on the device of the rank."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [B, S]."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [B, S]: the next token."""
+
+    @property
+    def loss_mask(self) -> Tensor | None:
+        """[B, S]: 0 where the label does not count in the loss; None: all count."""
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """A step that has just ended, as one rank sees the step. For reading only.
+
+    Attributes:
+        config: of the run; ``config.hooks.settings`` has your own values.
+        mesh: this rank's place: ``mesh.tp_rank``, ``mesh.dp_rank`` and so on; ``mesh.rank`` of ``mesh.world_size``.
+        iteration: number of completed iterations, this one included.
+        losses: mean over the tokens of the global batch, ``lm_loss`` and further terms; the same on all ranks. Not
+            finite if the step was skipped for that.
+        learning_rate: of the step.
+        grad_norm: of the whole model before clipping; None if not finite.
+        was_skipped: the gradient was not finite, and the weights have not changed.
+        micro_batches: of this rank's replica.
+        parameters: this rank's part of the weights after the step, by global name.
+    """
+
+    config: TrainConfig
+    mesh: ParallelMesh
+    iteration: int
+    losses: Mapping[str, float | None]
+    learning_rate: float
+    grad_norm: float | None
+    was_skipped: bool
+    micro_batches: Sequence[Batch]
+    parameters: Mapping[str, Tensor]
+
+
+class LearningRate(Protocol):
+    """``hooks.lr_function``: the learning rate of a step. Pure, since every rank and every resume computes the rate."""
+
+    def __call__(self, step: int, config: TrainConfig) -> float:
+        """Learning rate of the step that follows ``step`` earlier ones, at least 0.
+
+        ``step`` is 0 at first, and goes on after a resume. A skipped step does not count, as in the built-in schedules.
+        """
+
+
+class Metric(Protocol):
+    """``hooks.metrics``: a number of each row of metrics.jsonl."""
+
+    def __call__(self, facts: StepFacts) -> tuple[float, float] | None:
+        """This rank's sum and its weight, such as the number of tokens; None: nothing from this rank.
+
+        Called on every rank at each iteration with a row. The row has ``metrics: {FUNCTION: number}``: the sum over all
+        ranks divided by the weight over all ranks, null without weight. Ranks of one replica see the same
+        micro-batches, which changes no such mean.
+        """
+
+
+class Callback(Protocol):
+    """``hooks.after_step`` and ``hooks.before_save``."""
+
+    def __call__(self, facts: StepFacts) -> None:
+        """Do anything that changes neither weights nor random numbers. All ranks wait for the slowest.
+
+        Called on every rank, in the order of the config: after each step and its row, or before each checkpoint. A
+        collective in the function must be called on all ranks.
+        """
