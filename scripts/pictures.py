@@ -52,21 +52,9 @@ LIVE = {
 }
 SIZES = {80: 24, 120: 40}
 _MOMENT_S = 20.0
-# Background, text, and the eight colours of a terminal, dim and bright.
-_LIGHT = TerminalTheme(
-    (255, 255, 255),
-    (36, 41, 47),
-    [
-        (36, 41, 47),
-        (179, 29, 40),
-        (17, 99, 41),
-        (125, 78, 0),
-        (9, 105, 218),
-        (130, 80, 223),
-        (27, 124, 131),
-        (87, 96, 106),
-    ],
-)
+# Background, text, and the eight colours of a terminal. Bright black is the grey of dim parts.
+_COLOURS = [(179, 29, 40), (17, 99, 41), (125, 78, 0), (9, 105, 218), (130, 80, 223), (27, 124, 131), (87, 96, 106)]
+_LIGHT = TerminalTheme((255, 255, 255), (36, 41, 47), [(36, 41, 47), *_COLOURS], [(160, 168, 176), *_COLOURS])
 _DARK = TerminalTheme(
     (13, 17, 23),
     (201, 209, 217),

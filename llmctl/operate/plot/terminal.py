@@ -54,8 +54,10 @@ def draw_lines(
         labels: texts of the ticks of the y axis.
     """
     # Loaded by a plot alone: 0.3 s.
-    from plotext import figure, marker, uncolorize
+    from plotext import figure, marker, terminal, uncolorize
 
+    # The caller knows the room, and standard output may not be a terminal.
+    terminal.limit(False, False)
     figure.clear()
     figure.theme("colorless")
     figure.plot_size(width, height)

@@ -127,6 +127,13 @@ def test_the_lines_reach_beyond_the_outermost_ticks():
     assert drawn[-1].split() == ["20", "40"] and drawn[-1].index("20") == 16, drawn
 
 
+def test_a_chart_is_as_wide_as_asked_even_if_the_terminal_is_smaller(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    line = Line("run", 0, [1.0, 2.0], [1.0, 2.0], [], [])
+    drawn = draw_lines(Chart("k", "iteration", [line]), 150, 60, colour=False, unicode=True, by_mark=False)
+    assert len(drawn) == 60 and max(map(len, drawn)) == 150
+
+
 def test_dim_dots_of_one_run_reach_to_the_extremes():
     line = Line("run", 0, [1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 9.0, 1.0])
 
