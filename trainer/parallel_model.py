@@ -16,6 +16,7 @@ from trainer.data_parallel.sharded_buckets import ShardedBuckets
 from trainer.model.context import ParallelAxes
 from trainer.model.decoder import GPTStage
 from trainer.model.encoder_decoder.model import EncoderDecoder
+from trainer.model.head import TokenLoss
 from trainer.model.moe.expert_bias import move_expert_biases
 from trainer.model.moe.losses import coefficients
 from trainer.model.moe.router_numbers import RouterNumbers, router_numbers, take_auxiliary_losses
@@ -111,6 +112,7 @@ def build_model(
     kernels: Kernels | None = None,
     *,
     is_frozen: bool = False,
+    token_loss: TokenLoss | None = None,
 ) -> ParallelModel:
     """Build this rank's part of the model that ``config`` describes, with its initial values.
 
@@ -126,6 +128,7 @@ def build_model(
         kernels: ops of layers and optimizer; None takes the reference backends.
         is_frozen: the model is only run: no initial values are drawn, and there are no gradients. Its weights are
             undefined until they are loaded.
+        token_loss: the user's loss; None: that of the architecture.
     """
     builder = ParameterBuilder(
         seed=config.training.seed,
@@ -138,7 +141,7 @@ def build_model(
     )
     axes = ParallelAxes.build(config, mesh, groups)
     placement = pipeline_placement(config)
-    chunks = _build_chunks(config, vocab_size, placement, builder, axes)
+    chunks = _build_chunks(config, vocab_size, placement, builder, axes, token_loss)
     store = FrozenWeights if is_frozen else _store_class(config.parallel.zero_stage, mesh)
     # After all chunks: the store needs every parameter of this rank.
     gradients = store(builder.parameters, builder.layouts, mesh, groups, config.parallel)
@@ -162,7 +165,12 @@ def build_model(
 
 
 def _build_chunks(
-    config: TrainConfig, vocab_size: int, placement: Placement, builder: ParameterBuilder, axes: ParallelAxes
+    config: TrainConfig,
+    vocab_size: int,
+    placement: Placement,
+    builder: ParameterBuilder,
+    axes: ParallelAxes,
+    token_loss: TokenLoss | None,
 ) -> tuple[Stage, ...]:
     """This rank's virtual stages."""
     if config.model.is_encoder_decoder:
@@ -178,6 +186,7 @@ def _build_chunks(
             axes,
             is_first=number == 0,
             is_last=number == placement.num_virtual_stages - 1,
+            token_loss=token_loss,
         )
         for number in own
     )

@@ -5,6 +5,13 @@ import math
 import os
 from pathlib import Path
 
+import torch.nn.functional as F
+
+
+def smoothed(logits, labels, config):
+    """Cross entropy with label smoothing."""
+    return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=config.hooks.settings["smoothing"])
+
 
 def schedule(step, config):
     """Linear warmup, then a decay with the square root of the step."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trainer.hooks.user_function import UserFunction, load_function
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainer.config.sections.hooks import HooksConfig
     from trainer.config.train_config import TrainConfig
     from trainer.hooks.protocols import StepFacts
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 class Hooks:
     """The functions of the section ``hooks``, imported."""
 
+    loss: UserFunction | None
     lr_function: UserFunction | None
     metrics: tuple[UserFunction, ...]
     after_step: tuple[UserFunction, ...]
@@ -34,9 +38,13 @@ class Hooks:
         def listed(key: str) -> tuple[UserFunction, ...]:
             return tuple(load_function(f"hooks.{key}", place, "facts") for place in getattr(hooks, key))
 
-        schedule = hooks.lr_function
+        def single(key: str, parameters: str) -> UserFunction | None:
+            place = getattr(hooks, key)
+            return None if place is None else load_function(f"hooks.{key}", place, parameters)
+
         return cls(
-            None if schedule is None else load_function("hooks.lr_function", schedule, "step, config"),
+            single("loss", "logits, labels, config"),
+            single("lr_function", "step, config"),
             *(listed(key) for key in ("metrics", "after_step", "before_save")),
         )
 
@@ -44,6 +52,25 @@ class Hooks:
     def read_steps(self) -> bool:
         """True if some function reads the facts of steps."""
         return bool(self.metrics or self.after_step or self.before_save)
+
+    def token_loss(self, config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The user's loss as (logits [N, V], labels [N]) -> losses [N]; None without one.
+
+        The result raises HookError if the function fails, or returns something else.
+        """
+        loss = self.loss
+        if loss is None:
+            return None
+
+        def checked(logits: Tensor, labels: Tensor) -> Tensor:
+            losses = loss(logits, labels, config)
+            shape = getattr(losses, "shape", None)
+            if shape != labels.shape:
+                found = type(losses).__name__ if shape is None else f"the shape {list(shape)}"
+                raise loss.error(f"returned {found}; a loss returns one number per label, of shape {[*labels.shape]}")
+            return cast("Tensor", losses)
+
+        return checked
 
     def learning_rate(self, step: int, config: TrainConfig) -> float | None:
         """The user's learning rate; None without a schedule of the user's.

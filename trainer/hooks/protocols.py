@@ -63,6 +63,22 @@ class StepFacts:
     parameters: Mapping[str, Tensor]
 
 
+class TokenLoss(Protocol):
+    """``hooks.loss``: the loss of every token.
+
+    Legend: N tokens of a micro-batch, V vocabulary without padding.
+    """
+
+    def __call__(self, logits: Tensor, labels: Tensor, config: TrainConfig) -> Tensor:
+        """Losses [N], not averaged, from logits [N, V] in the dtype of the model and labels int64 [N].
+
+        Called for each micro-batch of training and evaluation, on the ranks of the last pipeline stage. With tensor
+        parallelism each of its ranks has the logits of the whole vocabulary, and all must compute the same. With
+        context parallelism the tokens are this rank's part of the sequences. The trainer applies the loss mask, sums in
+        float32 and divides by the number of valid tokens of the global batch.
+        """
+
+
 class LearningRate(Protocol):
     """``hooks.lr_function``: the learning rate of a step. Pure, since every rank and every resume computes the rate."""
 

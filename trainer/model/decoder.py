@@ -21,7 +21,7 @@ from trainer.distributed.random_streams import MicroBatchRandomness
 from trainer.model.block import Block
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.embedding import GPTEmbedding
-from trainer.model.head import BertHead, GPTHead
+from trainer.model.head import BertHead, GPTHead, TokenLoss
 from trainer.model.mtp import FurtherPredictions, prediction_layers
 from trainer.model.norm import Norm, Residual
 from trainer.model.recompute import RecomputePlan, recompute
@@ -50,6 +50,7 @@ class GPTStage(Stage):
         *,
         is_first: bool,
         is_last: bool,
+        token_loss: TokenLoss | None = None,
     ):
         """Build the virtual stage that holds ``layers`` (numbers in the whole model).
 
@@ -62,6 +63,7 @@ class GPTStage(Stage):
             axes: the axes along which layers are divided.
             is_first: the stage begins with the embedding.
             is_last: the stage ends with the loss.
+            token_loss: the user's loss; None: that of the architecture.
         """
         model = config.model
         super().__init__(builder.dtype, model.hidden_size, axes)
@@ -86,8 +88,8 @@ class GPTStage(Stage):
             if model.has_final_norm:
                 self.final_norm = Norm.of(model, builder.under("final_norm"))
             table = _vocab_table(model, "embedding.word" if is_tied else "head", vocab_size, builder)
-            head = BertHead if model.architecture == "bert" else GPTHead
-            self.head = head(model, table, vocab_size, builder.under("head"), axes.tp)
+            parts = (model, table, vocab_size, builder.under("head"), axes.tp)
+            self.head = BertHead(*parts) if model.architecture == "bert" else GPTHead(*parts, token_loss)
             if model.mtp_num_layers:
                 tables = (_vocab_table(model, "embedding.word", vocab_size, builder), table)
                 self.prediction_layers = nn.ModuleList(prediction_layers(config, builder, axes, plan.modules))

@@ -6,6 +6,7 @@ Legend: S this rank's part of the sequence, B micro-batch, H hidden, E width of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ from trainer.model.embedding import build_projection
 from trainer.model.norm import Norm
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel
-from trainer.model.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from trainer.model.tensor_parallel.cross_entropy import gather_vocabulary, vocab_parallel_cross_entropy
 from trainer.model.tensor_parallel.linear import ColumnParallelLinear
 from trainer.ops.activation import ACTIVATION, Activation
 from trainer.ops.loss_terms import LossTerms
@@ -26,11 +27,21 @@ if TYPE_CHECKING:
     from trainer.data.samples.micro_batch import MicroBatch
 
 
+TokenLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits [N, V] of N tokens, without padding columns; labels [N]) -> losses [N]."""
+
+
 class GPTHead(nn.Module):
     """[S(/t), B, H] -> sum of the losses of labels, or without labels the logits [S, B, V/t]."""
 
     def __init__(
-        self, model: ModelConfig, table: nn.Parameter, vocab_size: int, builder: ParameterBuilder, tp: TensorParallel
+        self,
+        model: ModelConfig,
+        table: nn.Parameter,
+        vocab_size: int,
+        builder: ParameterBuilder,
+        tp: TensorParallel,
+        token_loss: TokenLoss | None = None,
     ):
         """Build the head around ``table`` [V/t, E].
 
@@ -40,8 +51,10 @@ class GPTHead(nn.Module):
             vocab_size: rows of the vocabulary without padding.
             builder: makes the bias and the projection.
             tp: the tp axis.
+            token_loss: the user's loss; None: cross entropy.
         """
         super().__init__()
+        self._token_loss = token_loss
         self._tp = tp
         self._kernels = builder.kernels
         self._vocab_size = vocab_size
@@ -83,11 +96,24 @@ class GPTHead(nn.Module):
             hidden = hidden / self._scaling  # smaller than the logits, which are linear in it
         logits: torch.Tensor = self.output(hidden)  # [S, B, V/t]
         if micro_batch is None:
-            cap = self._terms.softcap
-            return logits if cap is None else torch.tanh(logits / cap) * cap
+            return self._capped(logits)
         labels, mask = micro_batch.labels.t(), micro_batch.loss_mask
-        losses = vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._tp, self._kernels, self._terms)
+        if self._token_loss is None:
+            losses = vocab_parallel_cross_entropy(
+                logits, labels, self._vocab_size, self._tp, self._kernels, self._terms
+            )
+        else:
+            losses = self._own_losses(self._token_loss, logits, labels)
         return (losses if mask is None else losses * mask.t()).sum()
+
+    def _own_losses(self, token_loss: TokenLoss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The user's losses [S, B], float32, from this rank's logits."""
+        whole = gather_vocabulary(self._capped(logits), self._vocab_size, self._tp)  # [S, B, V]
+        return token_loss(whole.flatten(0, 1), labels.flatten()).float().view(labels.shape)
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        cap = self._terms.softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 class BertHead(GPTHead):

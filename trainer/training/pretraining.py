@@ -274,7 +274,8 @@ def _build_loop(
     attempt.heartbeat.beat(0, "building the model")
     # Ranks reach this collective at different times, because one rank of each node builds the kernels.
     groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
-    model = build_model(config, data.vocab_size, mesh, groups, device, selection.kernels)
+    loss = Hooks.load(config.hooks).token_loss(config)
+    model = build_model(config, data.vocab_size, mesh, groups, device, selection.kernels, token_loss=loss)
     optimizer = MixedPrecisionOptimizer(config, model)
     number = run.attempt if run is not None else 1
     labels = selection.labels

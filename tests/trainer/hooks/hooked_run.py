@@ -11,7 +11,7 @@ import yaml
 from tests.trainer.training.pretraining_job import Job
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hooks"
-RANKS = {"serial": 1, "tp2": 2, "pp2": 2, "dp2": 2}
+WORLD_SIZES = {"serial": 1, "tp2": 2, "pp2": 2, "dp2": 2}
 PARALLEL = {
     "serial": {},
     "tp2": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
@@ -38,7 +38,7 @@ def train(run, layout, number=1, folders=(), code=0, **sections):
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text(json.dumps(config_of(layout, **sections)))
     add = partial(add_to_path, [str(EXAMPLE), *map(str, folders)])
-    ranks = range(RANKS[layout])
+    ranks = range(WORLD_SIZES[layout])
     with Job(run, len(ranks), faults=dict.fromkeys(ranks, add), number=number) as job:
         found = job.ends(ranks)
     assert found == [code] * len(ranks), log(run, number)
@@ -54,6 +54,12 @@ def rows(run):
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     training = {row["iteration"]: row for row in found if "lm_loss" in row}
     return training, {row["iteration"]: row for row in found if "valid_loss" in row}
+
+
+def without(*keys):
+    """The example's functions without some."""
+    hooks = yaml.safe_load((EXAMPLE / "hooks.yaml").read_text())["hooks"]
+    return {key: type(hooks[key])() if isinstance(hooks[key], list) else None for key in keys}
 
 
 def rate_of_example(step):

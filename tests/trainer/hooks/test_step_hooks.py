@@ -82,14 +82,15 @@ def test_callbacks_are_called_on_every_rank_with_the_facts_of_the_step(tmp_path,
 
 def test_a_resume_goes_on_with_the_schedule_and_tells_other_hooks(tmp_path, serial):
     run = train(tmp_path / "run", "serial", training={"exit_interval": 3})
-    other = {"warmup_steps": 2, "highest_loss": 100.0}
-    train(run, "serial", 2, hooks={"settings": other}, training={"train_iters": 4})
-    assert (
-        "hooks have changed since the checkpoint: hooks.settings: {'warmup_steps': 2, 'highest_loss': 100.0} instead "
-        "of {'warmup_steps': 4, 'highest_loss': 100.0}; the run goes on with the new ones\n"
-    ) in log(run, 2)
+    values = {"smoothing": 0.1, "warmup_steps": 4, "highest_loss": 100.0}
+    others = {**values, "warmup_steps": 2}
+    train(run, "serial", 2, hooks={"settings": others}, training={"train_iters": 4})
+    changed = f"hooks.settings: {others} instead of {values}"
+    assert f"hooks have changed since the checkpoint: {changed}; the run goes on with the new ones\n" in log(run, 2)
     train(run, "serial", 3)
-    assert "hooks have changed since the checkpoint: hooks.settings: {'warmup_steps': 4" in log(run, 3)
+    assert "hooks have changed since the checkpoint: hooks.settings: {'smoothing': 0.1, 'warmup_steps': 4" in log(
+        run, 3
+    )
 
     same = train(tmp_path / "same", "serial", training={"exit_interval": 3})
     train(same, "serial", 2)

@@ -44,28 +44,43 @@ def test_functions_that_can_be_called_are_taken():
     assert Hooks.load(HooksConfig()).learning_rate(0, None) is None
 
 
-def config(hooks, **optimizer):
-    shape = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
-    training = {"train_iters": 2, "seq_length": 8}
-    return build_config({"model": shape, "training": training, "optimizer": {"lr": 1.0, **optimizer}, "hooks": hooks})
+def config(hooks, **sections):
+    values = {
+        "model": {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2},
+        "training": {"train_iters": 2, "seq_length": 8},
+        "optimizer": {"lr": 1.0},
+    }
+    for section, keys in sections.items():
+        values[section] = {**values.get(section, {}), **keys}
+    return build_config({**values, "hooks": hooks})
 
 
 @pytest.mark.parametrize(
-    ("hooks", "optimizer", "said"),
+    ("hooks", "sections", "said"),
     [
         ({"after_step": "my_hooks"}, {}, "'my_hooks' is not MODULE:FUNCTION, such as my_package.my_module:my_function"),
         ({"metrics": ["os.path:a.b"]}, {}, "'os.path:a.b' is not MODULE:FUNCTION"),
         ({"metrics": ["one:loss", "two:loss"]}, {}, "two functions are called loss, which is the metric's name"),
         (
             {"lr_function": "my_hooks:schedule"},
-            {"lr_decay_style": "cosine"},
+            {"optimizer": {"lr_decay_style": "cosine"}},
             "hooks.lr_function: cannot be combined with optimizer.lr_decay_style, which is a schedule too",
+        ),
+        (
+            {"loss": "my_hooks:loss"},
+            {"model": {"z_loss_coeff": 1e-4}},
+            "hooks.loss: cannot be combined with model.z_loss",
+        ),
+        (
+            {"loss": "my_hooks:loss"},
+            {"model": {"mtp_num_layers": 1, "position_embedding_type": "rope"}},
+            "hooks.loss: cannot be combined with model.mtp",
         ),
     ],
 )
-def test_what_the_config_alone_shows_is_refused_before_the_queue(hooks, optimizer, said):
+def test_what_the_config_alone_shows_is_refused_before_the_queue(hooks, sections, said):
     with pytest.raises(ConfigError) as caught:
-        config(hooks, **optimizer)
+        config(hooks, **sections)
     assert said in str(caught.value)
 
 

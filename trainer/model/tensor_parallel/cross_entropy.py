@@ -1,6 +1,6 @@
 """Cross entropy over a vocabulary divided over tp.
 
-The logits are never gathered, and their buffer becomes their gradient.
+The logits are never gathered, and their buffer becomes their gradient. Only a loss of the user's own gathers them.
 
 Legend: S sequence, B micro-batch, N = S*B tokens, V padded vocabulary; ``/t`` = divided over tp.
 Shoeybi et al. 2019 (arXiv:1909.08053), section 3: ranks exchange only per-token scalars, in two all-reduces: first the
@@ -10,6 +10,7 @@ maximum, then the sum of exponentials together with the logit of the label.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,6 +47,30 @@ def vocab_parallel_cross_entropy(
     columns = VocabColumns(first, min(max(vocab_size - first, 0), width), vocab_size)
     combine = None if tp.group is None else partial(_combine, tp.group)
     return kernels[CROSS_ENTROPY](logits, labels, columns, terms, combine)
+
+
+class _GatherColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+        ctx.first, ctx.width = tp.rank * local.shape[-1], local.shape[-1]
+        parts = [torch.empty_like(local) for _ in range(tp.size)]
+        dist.all_gather(parts, local.contiguous(), group=tp.group)
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # All ranks compute the same loss, so that each has the whole gradient of its columns.
+        return grad_output.narrow(-1, ctx.first, ctx.width), None
+
+
+def gather_vocabulary(logits: torch.Tensor, vocab_size: int, tp: TensorParallel) -> torch.Tensor:
+    """Logits [S, B, V] of the whole vocabulary, without padding, from every rank's [S, B, V/t].
+
+    Collective: all tp ranks, which must all compute the same from the result.
+    """
+    if tp.group is not None:
+        logits = _GatherColumns.apply(logits, tp)  # type: ignore[no-untyped-call]
+    return logits[..., :vocab_size]
 
 
 def _combine(

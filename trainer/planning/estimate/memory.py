@@ -88,12 +88,25 @@ def rank_memory(
             "optimizer_state": states,
             "activations": activations,
             "recompute": again,
-            "logits": tokens * columns * element_bytes(config) if is_last else 0,
+            "logits": tokens * (columns * element_bytes(config) + _own_loss_bytes(config, vocab_size))
+            if is_last
+            else 0,
             "communication": communication,
             "runtime": RUNTIME,
             "allocator": int(FRAGMENTS * (activations + again)),
         },
     )
+
+
+def _own_loss_bytes(config: TrainConfig, vocab_size: int) -> int:
+    """Bytes per token that a loss of the user's own needs besides this rank's logits.
+
+    The whole vocabulary's, and in float32 a copy, its log-softmax and its gradient, as F.cross_entropy has them.
+    """
+    if config.hooks.loss is None:
+        return 0
+    gathered = element_bytes(config) if config.parallel.tensor_model_parallel_size > 1 else 0
+    return vocab_size * (gathered + 3 * 4)
 
 
 def state_bytes(config: TrainConfig, own: RankParameters, world_size: int) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.config.sections.hooks import HooksConfig
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
@@ -133,3 +134,11 @@ def test_first_rank_of_1f1b_keeps_most_micro_batches() -> None:
     ranks = memory_of_ranks(tiny(LLAMA, {PP: 2}), VOCAB, 2)
     assert ranks[0].bytes_of["activations"] > ranks[1].bytes_of["activations"]
     assert ranks[0].bytes_of["logits"] == 0 < ranks[1].bytes_of["logits"]
+
+
+def test_a_loss_of_the_users_own_needs_the_logits_of_the_whole_vocabulary() -> None:
+    plain = tiny(LLAMA, {TP: 2}, micro_batch_size=1)
+    own = plain.model_copy(update={"hooks": HooksConfig(loss="my_hooks:loss")})
+    logits = [memory_of_ranks(config, VOCAB, 2)[0].bytes_of["logits"] for config in (plain, own)]
+    # Gathered in float32, and a copy, its log-softmax and its gradient.
+    assert logits[1] - logits[0] == 32 * VOCAB * (4 + 3 * 4)
