@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llmctl.errors import ProfileError
-from llmctl.paths import UserFolders
+from llmctl.paths import UserFolders, working_directory
 from llmctl.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Context:
         backends: of the schedulers that this call has used, by name.
         tell: shows a message to the user while the call goes on.
         asks: False if new connections must not ask the user for a password, since a screen has the terminal.
+        answer: answers these questions in place of the terminal; None without one.
     """
 
     argv: tuple[str, ...]
@@ -62,11 +63,14 @@ class Context:
     backends: dict[str, Backend] = field(default_factory=dict, compare=False, repr=False)
     tell: Callable[[str], None] = field(default=say, compare=False, repr=False)
     asks: bool = True
+    answer: Callable[[str], str] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path) -> Context:
-        """Build the context from the process's argv, environment and working directory."""
-        return cls(argv, command, environ, cwd, UserFolders.from_environment(environ))
+    def of(
+        cls, argv: tuple[str, ...], command: tuple[str, ...], environ: Mapping[str, str], cwd: Path | None = None
+    ) -> Context:
+        """Build the context from the process's argv, environment and working directory; None: look it up."""
+        return cls(argv, command, environ, cwd or working_directory(), UserFolders.from_environment(environ))
 
     @property
     def transport(self) -> LocalTransport:
@@ -89,13 +93,19 @@ class Context:
 
     def _open_transport(self, profile: ClusterProfile) -> Transport:
         from llmctl.transport.ssh import connect, connect_hosts
-        from llmctl.transport.ssh.terminal import Terminal
+        from llmctl.transport.ssh.terminal import Answers, Terminal
 
         login, terminal = profile.login, Terminal() if self.asks else Terminal(path="")
+        if self.answer is not None:
+            terminal = Answers(self.answer)
+
+        def warn(text: str) -> None:
+            self.tell(f"llmctl: {text}")
+
         if login.host is None or self.backend(profile).capabilities.starts_on_hosts:
-            return connect_hosts(profile, self.environment, terminal)
+            return connect_hosts(profile, self.environment, terminal, warn)
         host, jump = login.host, login.proxy_jump
-        return connect(host, self.environment, proxy_jump=jump, python=login.python, terminal=terminal)
+        return connect(host, self.environment, proxy_jump=jump, python=login.python, terminal=terminal, warning=warn)
 
     def backend(self, profile: ClusterProfile) -> Backend:
         """The backend of a cluster's scheduler, loaded once per call.

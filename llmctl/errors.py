@@ -1,5 +1,6 @@
 """llmctl's errors. Each carries its exit code. Only the command line prints errors."""
 
+import errno
 from collections.abc import Sequence
 
 BUG = 1
@@ -87,3 +88,22 @@ class FollowedRunFailed(LlmctlError):
     """The followed run did not complete."""
 
     exit_code = 6
+
+
+class WaitTimeout(LlmctlError, TimeoutError):
+    """The run had not ended when the caller's time was over. Only the Python API waits so."""
+
+    exit_code = 6
+
+
+def system_error(error: OSError | RecursionError) -> LlmctlError | None:
+    """The error of the user behind an error of the operating system, or of a value without an end; None: another."""
+    if isinstance(error, RecursionError):
+        return UsageError(
+            "a value on the command line or in a file is nested too deeply, or contains itself; write it flat"
+        )
+    if isinstance(error, PermissionError):
+        return ConfigFileError(f"{error.filename}: {error.strerror}")
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"{str(error.filename)[:80]}...: is longer than a file name may be; give a shorter one")
+    return None

@@ -4,10 +4,14 @@ The user's own files come first, then the copies bundled in the wheel, then thos
 Source: XDG Base Directory Specification 0.8, https://specifications.freedesktop.org/basedir-spec/latest/
 """
 
+import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from llmctl.errors import UsageError
 
 PACKAGE = Path(__file__).resolve().parent
 BUNDLED = PACKAGE / "_bundled" if (PACKAGE / "_bundled").is_dir() else PACKAGE.parent
@@ -56,6 +60,29 @@ class UserFolders:
     def secrets(self) -> Path:
         """Folder of secret values on their way to a job on this machine."""
         return self.state / "secrets"
+
+
+def working_directory() -> Path:
+    """The working directory, absolute.
+
+    Raises:
+        UsageError: it was removed.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working directory: {error.strerror}; change to an existing one") from None
+
+
+def import_own_trainer() -> None:
+    """Import the package ``trainer`` beside this llmctl, before any other on Python's path.
+
+    The working directory of ``python -m llmctl``, PYTHONPATH and the installed packages may have another one.
+    """
+    spec = importlib.util.spec_from_file_location("trainer", TRAINER / "__init__.py")
+    if spec is not None and spec.loader is not None:
+        sys.modules["trainer"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["trainer"])
 
 
 def search_path(folders: UserFolders, kind: str) -> tuple[Path, ...]:

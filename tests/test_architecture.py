@@ -20,6 +20,7 @@ OPEN_TO_LLMCTL = ("trainer.config", "trainer.planning")
 # The last three run on other machines: llmctl's agent on a login node, and a job's supervisor on a compute node.
 ENTRY_POINTS = (
     "llmctl/cli/main.py",
+    "llmctl/api/call.py",
     "trainer/__main__.py",
     "llmctl/transport/ssh/agent_program.py",
     "llmctl/transport/ssh/session_program.py",

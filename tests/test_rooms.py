@@ -20,6 +20,7 @@ QUESTION_WORDS = {"what", "which", "how", "why", "whether", "when", "where", "th
 GROUND = {"errors", "distribution", "durations", "job_state", "paths", "terminal_text"}
 ALLOWED: dict[str, dict[str, set[str]]] = {
     "llmctl": {
+        "paths": {"errors"},
         "distribution": {"paths"},
         "site": {"errors", "paths"},
         "scripts": {"errors", "site"},
@@ -33,6 +34,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "submit": {*GROUND, "backends", "context", "runs", "scripts", "site", "supervisor", "transport"},
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "supervisor", "transport"},
+        "api": {*GROUND, "context", "operate", "runs", "submit"},
         "watch": {*GROUND, "backends", "context", "operate", "runs", "transport"},
         "cli": {
             *(*GROUND, "backends", "context", "doctor", "operate", "runs", "scripts", "site", "submit", "transport"),

@@ -5,7 +5,6 @@ Commands are a table of names, which --help prints. A command imports only its o
 
 import errno
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,8 @@ import typer.main
 
 from llmctl import __version__
 from llmctl.context import Context
-from llmctl.errors import BUG, INTERRUPTED, ConfigFileError, LlmctlError, UsageError
-from llmctl.paths import TRAINER
+from llmctl.errors import BUG, INTERRUPTED, LlmctlError, UsageError, system_error
+from llmctl.paths import import_own_trainer
 from llmctl.terminal_text import printable
 
 # Panel of --help -> command -> (module, help line). The line fits beside the name in 80 columns. The module has
@@ -144,7 +143,7 @@ def _llmctl(
 
 def run() -> None:
     """Console script ``llmctl``."""
-    _import_own_trainer()
+    import_own_trainer()
     _open_output()
     environment = dict(os.environ)
     # In this process alone: pydantic would read the metadata of every installed package to find plug-ins, and there are
@@ -159,17 +158,6 @@ def run() -> None:
         code = _report(f"cannot write to standard output: {error.strerror}", code or BUG, debug=False)
     # Not sys.exit: the interpreter's teardown takes a seventh of `submit --dry-run`.
     os._exit(code)
-
-
-def _import_own_trainer() -> None:
-    """Import the package ``trainer`` beside this llmctl, before any other on Python's path.
-
-    The working directory of ``python -m llmctl``, PYTHONPATH and the installed packages may have another one.
-    """
-    spec = importlib.util.spec_from_file_location("trainer", TRAINER / "__init__.py")
-    if spec is not None and spec.loader is not None:
-        sys.modules["trainer"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["trainer"])
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
@@ -190,9 +178,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
         words = [*words[1:], "--help"]
     try:
         _check_text(words)
-        context = Context.of(
-            ("llmctl", *arguments), command, os.environ if environment is None else environment, _working_directory()
-        )
+        context = Context.of(("llmctl", *arguments), command, os.environ if environment is None else environment)
         at_end.callback(context.close)
         if "--" in arguments and not set(words) & TAKES_COMMAND:
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
@@ -233,16 +219,12 @@ def _call(words: list[str], context: Context) -> Any:
 
 def _system_error(error: OSError | RecursionError) -> tuple[str, int]:
     """Message and exit code of an error of the operating system, or of a value without an end."""
-    if isinstance(error, RecursionError):
-        what = "a value on the command line or in a file is nested too deeply, or contains itself; write it flat"
-        return what, UsageError.exit_code
-    if isinstance(error, PermissionError):
-        return f"{error.filename}: {error.strerror}", ConfigFileError.exit_code
-    if error.errno == errno.ENAMETOOLONG:
-        what = f"{str(error.filename)[:80]}...: is longer than a file name may be; give a shorter one"
-        return what, UsageError.exit_code
-    is_output = error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
-    return (f"cannot write to standard output: {error.strerror}" if is_output else _internal(error)), BUG
+    known = system_error(error)
+    if known is not None:
+        return known.message, known.exit_code
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EIO):
+        return f"cannot write to standard output: {error.strerror}", BUG
+    return _internal(error), BUG
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -273,13 +255,6 @@ def _check_text(words: Sequence[str]) -> None:
 def _is_broken(text: str) -> bool:
     # Bytes that are not UTF-8 reach Python as lone surrogates (PEP 383).
     return any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _working_directory() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise UsageError(f"the working directory: {error.strerror}; change to an existing one") from None
 
 
 def _internal(error: Exception) -> str:

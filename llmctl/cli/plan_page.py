@@ -3,15 +3,13 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO
 
 from llmctl.context import Context
 
 if TYPE_CHECKING:
     from llmctl.submit.job import SubmitPlan
-    from llmctl.submit.preview.place import Preview
-
 
 _LABEL = 10
 INDENT = _LABEL + 2
@@ -27,10 +25,12 @@ def plan_lines(plan: "SubmitPlan", context: Context, *, asks: bool) -> Iterator[
         context: this call of llmctl.
         asks: False for a dry run, which does not contact another machine.
     """
+    from llmctl.operate.submission import preview_of_job
+
     # A dry run is the output of the command; before a submission, the page is a message beside it.
     stream = sys.stderr if asks else sys.stdout
     yield f"{plan.record.run_id} on {plan.job.profile.name}"
-    yield from labelled_lines(_preview(plan, context, asks=asks).rows, stream)
+    yield from labelled_lines(preview_of_job(plan, context, asks=asks).rows, stream)
 
 
 def labelled_lines(rows: Iterable[tuple[str, str]], stream: TextIO) -> Iterator[str]:
@@ -57,42 +57,3 @@ def terminal_width(stream: TextIO) -> int:
 def _wrapped(text: str, width: int) -> list[str]:
     """Lines of whole words: a path, a flag or a key is never divided at its hyphens."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def plan_facts(plan: "SubmitPlan", context: Context, *, asks: bool) -> Mapping[str, Any]:
-    """The numbers of a plan, for ``--json``."""
-    preview = _preview(plan, context, asks=asks)
-    return {**preview.facts, "rows": dict(preview.rows)}
-
-
-def _preview(plan: "SubmitPlan", context: Context, *, asks: bool) -> "Preview":
-    job = plan.job
-    if job.config is None:
-        from llmctl.submit.preview.place import command_preview
-
-        return command_preview(job)
-    from llmctl.site.container import on_host
-    from llmctl.submit.preview.preview import preview_of
-    from llmctl.submit.start_model import TransportFiles
-
-    mounts = (*job.profile.container.mounts, *job.spec.mounts)
-    if job.is_remote and not asks:
-        return preview_of(plan, _NoFiles(), context.transport, None)
-    transport = context.connect(job.profile)
-    save = job.config.checkpoint.save or str(job.run_dir)
-    facts = transport.stat_paths([on_host(save, mounts) or save])[0]
-    # On a machine that has nothing of the path, the cluster's file system is not mounted.
-    free = facts.free_bytes if facts.nearest != "/" else None
-    return preview_of(plan, TransportFiles(transport, mounts), context.transport, free)
-
-
-class _NoFiles:
-    """Files of a machine that a dry run does not contact."""
-
-    def names(self, folder: str) -> Collection[str]:  # noqa: ARG002
-        """See trainer.planning.start_model.Files."""
-        return ()
-
-    def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes | None:  # noqa: ARG002
-        """See trainer.planning.start_model.Files."""
-        return None

@@ -1,6 +1,5 @@
 """``llmctl resume``: the next submission of a run, in the same run directory."""
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -37,27 +36,19 @@ def resume(
 ) -> int:
     """Resume an ended run from its latest checkpoint, with its own config and code."""
     from llmctl.cli.submit import Display, carry_out, follow_started, show_plan
-    from llmctl.context import ClusterSession
-    from llmctl.operate.resume import check_ended, check_work_left, start_point
-    from llmctl.runs.record import RunRecord
-    from llmctl.submit.plan_resume import plan_resume
+    from llmctl.operate.resume import planned_resume
 
     context: Context = ctx.obj
-    submits = not (dry_run or show_script)
+    is_dry = dry_run or show_script
     entry = context.index.find(run)
-    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
-    RunRecord.load_own(entry.run_dir, session.transport)
-    with session.transport.lock(f"{entry.run_dir}/.lock") if submits else nullcontext():
-        record = RunRecord.load(entry.run_dir, session.transport)
-        if submits:
-            check_ended(record, session)
-        plan = plan_resume(context, record, nodes=nodes, exclude=exclude, settings=settings or (), dry_run=not submits)
-        point = start_point(plan.record, session)
-        check_work_left(plan.record, point)
-        say(f"{record.run_id}: {point.sentence}")
+    planned = planned_resume(
+        context, entry, nodes=nodes, exclude=exclude, settings=tuple(settings or ()), dry_run=is_dry
+    )
+    with planned as (plan, point):
+        say(f"{entry.run_id}: {point.sentence}")
         more = {"resumes_from": point.iteration}
         display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow, more=more)
-        if not submits:
+        if is_dry:
             show_plan(plan, context, display)
             return 0
         record = carry_out(plan, context, display)

@@ -1,16 +1,14 @@
 """``llmctl submit``: start a run on a cluster. Shows and carries out the plans of other commands too."""
 
-import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmctl.cli.completion import complete_cluster, complete_run
-from llmctl.cli.plan_page import note_lines, plan_facts, plan_lines
+from llmctl.cli.plan_page import note_lines, plan_lines
 from llmctl.context import Context
 from llmctl.errors import UsageError
 
@@ -91,27 +89,6 @@ _SHOW_SCRIPT = _switch(_OUTPUT, "--show-script", "Print script and submit comman
 _FOLLOW = _switch(_OUTPUT, "--follow", "Follow the run until it ends.")
 _JSON = _switch(_OUTPUT, "--json", "Print one JSON document.")
 
-_JOB_FLAGS = {
-    "nodes": "--nodes",
-    "gpus_per_node": "--gpus-per-node",
-    "time": "--time",
-    "name": "--name",
-    "group": "--group",
-    "resource_type": "--resource-type",
-    "queue": "--queue",
-    "reservation": "--reservation",
-    "priority": "--priority",
-    "exclude": "--exclude",
-    "container": "--container",
-    "mounts": "--mount",
-    "launcher": "--launcher",
-    "notify": "--notify",
-    "notify_on": "--notify-on",
-}
-"""Key of the config's job section, also the name of the parameter -> flag."""
-_LISTS = ("mounts", "notify")
-"""Keys whose flags add to the list of the config file."""
-
 
 @app.command(
     epilog="llmctl submit [OPTIONS] -- COMMAND [ARGS] runs COMMAND once on every node instead of the trainer.",
@@ -154,24 +131,15 @@ def submit(
     as_json: bool = _JSON,
 ) -> int:
     """Start a training run, or any command, on a cluster."""
-    given: dict[str, Any] = {key: value for key, value in locals().items() if key in _JOB_FLAGS and value is not None}
-    from llmctl.site.job import parse_nodes
-    from llmctl.submit.job import Flag, SubmitArguments
+    given: dict[str, Any] = dict(locals())
+    from llmctl.submit.job import SubmitArguments
     from llmctl.submit.plan import plan_submission
 
     config, texts = _divide_words(config, ctx.args, data or [])
-    if exclude is not None:
-        given["exclude"] = parse_nodes(exclude)
     context: Context = ctx.obj
-    if example and (config is not None or hf is not None or texts or context.command):
-        raise UsageError("--example: takes the place of CONFIG, --hf, --data and COMMAND; leave it or them out")
-    if torchrun:
-        from llmctl.site.torchrun import torchrun_words
-
-        torchrun_words(context.command, "")  # refuses another form
     arguments = SubmitArguments(
         config=config,
-        flags=tuple(Flag(_JOB_FLAGS[key], f"job.{key}", given[key], adds=key in _LISTS) for key in given),
+        job=given,
         cluster=cluster,
         settings=tuple(settings or ()),
         env=tuple(env or ()),
@@ -190,7 +158,7 @@ def submit(
     )
     display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow)
     plan = plan_submission(context, arguments)
-    if not arguments.dry_run and plan.job.queue is not None:
+    if config is None and not context.command:
         _check_that_the_example_is_meant(plan, context, arguments)
     return submit_plan(plan, context, display)
 
@@ -201,28 +169,19 @@ def _check_that_the_example_is_meant(plan: "SubmitPlan", context: Context, argum
     Raises:
         UsageError: the answer is no, or nobody can answer.
     """
-    named = arguments.config is not None or arguments.example or arguments.hf is not None or bool(arguments.command)
-    if named:
-        return
-    from llmctl.submit.config_file import found_config
+    from llmctl.submit.plan import example_not_named, unnamed_example
 
-    if found_config(context) is not None:
+    job = unnamed_example(plan, context, arguments)
+    if not job:
         return
-    job = f"{plan.job.profile.name}: {plan.job.cost}"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            f"CONFIG: none is given, and the bundled example would go to {job}; name a config, or give --example"
-        )
+        raise example_not_named(job)
     if not typer.confirm(f"train the bundled example on {job}?", err=True):
         raise UsageError("nothing was submitted; name a config, or give --example for the bundled example")
 
 
 def _divide_words(config: str | None, more: list[str], data: list[str]) -> tuple[str | None, list[str]]:
     """CONFIG, and the texts of --data, to which a shell's pattern adds words without a flag."""
-    if config is not None and config.endswith(".py"):
-        from llmctl.site.torchrun import python_script_problem
-
-        raise UsageError(python_script_problem(config))
     if data:
         return None, [*data, *([] if config is None else [config]), *more]
     if more:
@@ -262,13 +221,10 @@ def show_plan(plan: "SubmitPlan", context: Context, display: Display) -> None:
     """``--dry-run`` and ``--show-script``. Writes nothing. The script is printed byte for byte."""
     if display.as_json:
         from llmctl.cli.console import print_json
+        from llmctl.operate.submission import dry_run_document
 
         _tell_beforehand(plan, context, has_page=False)
-        commands = [{"host": command.host, "argv": command.argv} for command in plan.rendered.commands]
-        script = {"script": plan.rendered.script, "commands": commands}
-        print_json(
-            {**_summary(plan.record, plan), "plan": plan_facts(plan, context, asks=False), **display.more, **script}
-        )
+        print_json(dry_run_document(plan, context, display.more))
     elif display.script:
         _tell_beforehand(plan, context, has_page=False)
         sys.stdout.flush()
@@ -288,16 +244,12 @@ def carry_out(plan: "SubmitPlan", context: Context, display: Display) -> "RunRec
     if has_page:
         context.tell("\n".join(plan_lines(plan, context, asks=True)))
     _tell_beforehand(plan, context, has_page=has_page)
-    if plan.job.profile.notice:
-        from llmctl.operate.notices import remember_site_message
-
-        with suppress(OSError):  # on failure, the message appears again next time
-            remember_site_message(plan.job.profile, context.folders)
     record = execute_plan(plan, context)
     if display.as_json:
         from llmctl.cli.console import print_json
+        from llmctl.operate.submission import submitted_document
 
-        print_json({**_summary(record, plan), "plan": plan_facts(plan, context, asks=True), **display.more})
+        print_json(submitted_document(record, plan, context, display.more))
         sys.stdout.flush()
         return record
     jobs = ", ".join(dict.fromkeys(job.job_id for job in record.submissions[-1].jobs))
@@ -330,27 +282,8 @@ def follow_started(record: "RunRecord", context: Context, *, as_json: bool) -> i
 
 def _tell_beforehand(plan: "SubmitPlan", context: Context, *, has_page: bool) -> None:
     """Print the site message, warnings and cost, which a page of the plan has too, before the job is submitted."""
-    profile, lines = plan.job.profile, [*plan.warnings]
-    if profile.notice:
-        from llmctl.operate.notices import unseen_site_message
+    from llmctl.submit.plan import notes_beforehand
 
-        notice = unseen_site_message(profile, context.folders)
-        lines = [*([f"{profile.name}: {notice}"] if notice else []), *lines]
-    if plan.job.cost is not None and not has_page:
-        lines.append(f"asks for {plan.job.cost}")
+    lines = notes_beforehand(plan, context, has_page=has_page)
     if lines:
         context.tell("\n".join(note_lines(lines, sys.stderr) if sys.stderr.isatty() else lines))
-
-
-def _summary(record: "RunRecord", plan: "SubmitPlan") -> dict[str, Any]:
-    jobs = record.submissions[-1].jobs if record.submissions else ()
-    return {
-        "run_id": record.run_id,
-        "name": record.name,
-        "cluster": record.cluster,
-        "run_dir": str(record.run_dir),
-        "job_ids": [job.job_id for job in jobs],
-        "queue": plan.job.request.queue,
-        "cost": plan.job.cost.as_json() if plan.job.cost is not None else None,
-        "submitted": [shlex.join(command.argv) for command in plan.rendered.commands],
-    }

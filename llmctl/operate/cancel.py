@@ -1,14 +1,17 @@
 """End a run: all of its processes, on any machine, and no other process."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmctl.backends.base import QueueBackend
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError, SchedulerError
 from llmctl.job_state import JobState
 from llmctl.operate.queue_cancel import QueueCancel, end_by_name
 from llmctl.runs.attempts import newest_attempt
+from llmctl.runs.index import IndexEntry
 from llmctl.runs.job_status import SchedulerWatch
 from llmctl.runs.observe import hosts_of, is_elsewhere, leaders_of, observe_run
 from llmctl.runs.record import RunRecord
@@ -19,6 +22,57 @@ from llmctl.transport.protocol import Transport, transport_for
 
 GRACE_S = 10.0
 """Seconds to save: enough for a step and a small checkpoint; --grace gives more."""
+
+
+_TELLS_WHY = (JobState.FAILED, JobState.TIMEOUT, JobState.PREEMPTED, JobState.NODE_FAIL)
+"""Ends with a reason, which may be long."""
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """A run after its cancel.
+
+    Attributes:
+        view: of the run; None of a run without a valid record, whose remains were ended.
+        had_ended: True if the run had ended before.
+        sentence: what came of it.
+    """
+
+    view: RunView | None
+    had_ended: bool
+    sentence: str
+
+
+def cancel_entry(context: Context, entry: IndexEntry, *, grace_s: float = GRACE_S) -> Cancelled:
+    """End a run of the index, also one whose record is lost; the index stores its state.
+
+    Args:
+        context: this call of llmctl.
+        entry: the run.
+        grace_s: seconds to save.
+
+    Raises:
+        SchedulerError: a process or job could not be ended, or may belong to another run.
+        RecordError: the record cannot be read, and nothing of the run is left to end; or it is another user's.
+        ProfileError: the cluster of the run has no profile any more.
+    """
+    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+    try:
+        record = RunRecord.load_own(entry.run_dir, session.transport)
+    except RecordError as error:
+        ended = end_without_record(entry.run_dir, session.transport, session.backend, grace_s=grace_s)
+        if not ended:
+            raise
+        return Cancelled(None, False, f"{entry.run_id}: ended {ended}; {error.message}")
+    outcome = cancel_run(record, session.transport, session.backend, grace_s=grace_s)
+    view = outcome.view
+    if view.state.is_finished:
+        session.remove_secrets(context, [record])
+    context.index.update_state(view.run_id, view.state.value, time.time())
+    if not outcome.had_ended:
+        return Cancelled(view, False, f"{view.run_id}: {view.detail or view.state}")
+    how = f"; llmctl status {view.run_id} tells why" if view.state in _TELLS_WHY else ""
+    return Cancelled(view, True, f"{view.run_id} had already ended: {view.state}{how}")
 
 
 @dataclass(frozen=True)

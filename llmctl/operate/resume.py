@@ -1,18 +1,22 @@
-"""Checks before a resume, and its starting point. Read-only."""
+"""The plan of a resume: checks before it, and its starting point. Writes nothing."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from llmctl.context import ClusterSession
+from llmctl.context import ClusterSession, Context
 from llmctl.doctor.file_systems import parse_space
 from llmctl.errors import RecordError, SchedulerError, UsageError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import attempt_numbers, newest_attempt
+from llmctl.runs.index import IndexEntry
 from llmctl.runs.observe import leaders_of, observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import find_job
+from llmctl.submit.job import SubmitPlan
+from llmctl.submit.plan_resume import plan_resume
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.protocol import Transport
 from trainer.config.records.saved_progress import METRICS_TAIL, SAVED, SavedProgress, find_saved_progress
@@ -28,6 +32,42 @@ class StartPoint:
 
     iteration: int | None
     sentence: str
+
+
+@contextmanager
+def planned_resume(
+    context: Context,
+    entry: IndexEntry,
+    *,
+    nodes: int | None = None,
+    exclude: str | None = None,
+    settings: Sequence[str] | Mapping[str, Any] = (),
+    dry_run: bool = False,
+) -> Iterator[tuple[SubmitPlan, StartPoint]]:
+    """The plan of a run's next submission, and its starting point. Until the block ends, nobody else resumes the run.
+
+    Args:
+        context: this call of llmctl.
+        entry: the run.
+        nodes: see plan_resume.
+        exclude: see plan_resume.
+        settings: see plan_resume.
+        dry_run: the plan is only shown: the run may still go on, and need not be locked.
+
+    Raises:
+        LlmctlError: see plan_resume, check_ended, start_point and check_work_left.
+    """
+    session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+    transport = session.transport
+    RunRecord.load_own(entry.run_dir, transport)
+    with nullcontext() if dry_run else transport.lock(f"{entry.run_dir}/.lock"):
+        record = RunRecord.load(entry.run_dir, transport)
+        if not dry_run:
+            check_ended(record, session)
+        plan = plan_resume(context, record, nodes=nodes, exclude=exclude, settings=settings, dry_run=dry_run)
+        point = start_point(plan.record, session)
+        check_work_left(plan.record, point)
+        yield plan, point
 
 
 def check_ended(record: RunRecord, session: ClusterSession) -> None:

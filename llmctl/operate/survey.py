@@ -1,14 +1,14 @@
 """Views of many runs, cluster by cluster. Runs out of reach keep their last seen state."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmctl.context import ClusterSession, Context
 from llmctl.durations import duration_text
-from llmctl.errors import LlmctlError, ProfileError, RecordError, SchedulerError
+from llmctl.errors import LlmctlError, ProfileError, RecordError, SchedulerError, WaitTimeout
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import DetailsMemory
 from llmctl.runs.index import IndexEntry
@@ -23,6 +23,8 @@ RECENT = 10
 """Number of ended runs shown among those that have not ended."""
 SEEN_EVERY_S = 600.0
 """The index records an unchanged state this often, and a changed state at once."""
+WAIT_PAUSES_S = (0.1, 2.0)
+"""Between two looks at a run that is waited for: at first, and at most."""
 AWAY_S = 60.0
 """Repeated observation retries an unreachable cluster after this time, without delaying other clusters."""
 
@@ -115,6 +117,37 @@ class RunSurvey:
         is_old = not view.state.is_finished and now - (entry.last_seen or 0.0) > SEEN_EVERY_S
         if entry.last_state != view.state.value or is_old:
             self.context.index.update_state(entry.run_id, view.state.value, now)
+
+
+def wait_for_end(
+    survey: RunSurvey, entry: IndexEntry, timeout_s: float | None, sleep: Callable[[float], None]
+) -> RunView:
+    """Look at a run until it has ended; returns its last view.
+
+    Args:
+        survey: of a repeated observation, which has an interval.
+        entry: the run.
+        timeout_s: seconds to wait; None: without a limit.
+        sleep: waits between two looks.
+
+    Raises:
+        WaitTimeout: the run has not ended in this time.
+        SchedulerError: the cluster cannot be reached, and a later try cannot help.
+    """
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    pause_s = WAIT_PAUSES_S[0]
+    while True:
+        (view,) = survey.look([entry])
+        if view.state.is_finished:
+            return view
+        for error in survey.unreachable.values():
+            if not error.transient:
+                raise error
+        left_s = pause_s if end is None else end - time.monotonic()
+        if timeout_s is not None and left_s <= 0:
+            raise WaitTimeout(f"{view.run_id} has not ended after {timeout_s:g} s: {view.summary}")
+        sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, WAIT_PAUSES_S[1])
 
 
 def choose_entries(entries: Sequence[IndexEntry], *, every: bool) -> tuple[list[IndexEntry], int]:

@@ -28,6 +28,8 @@ from trainer.planning.build_config import build_config
 DEFAULT_CONFIG = "llmctl.yaml"
 _OTHER_SPELLING = "llmctl.yml"
 EXAMPLE = "gpt_small.yaml"
+_FROM_PYTHON = "the config mapping"
+_NO_SCRIPT = "--arg: goes with a training script; set a config's key with --set"
 SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".qsub", ".job", ".sge", ".lsf")
 
 
@@ -38,6 +40,12 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
         UsageError: the named file does not exist, or --arg goes with no script.
         ConfigFileError: the file cannot be read.
     """
+    if isinstance(arguments.config, Mapping):
+        if arguments.script_arguments:
+            raise UsageError(_NO_SCRIPT)
+        if not all(isinstance(key, str) for key in arguments.config):
+            raise ConfigFileError(f"{_FROM_PYTHON}: is not a mapping of names to values")
+        return ConfigFile(context.cwd / _FROM_PYTHON, arguments.config, source=_FROM_PYTHON)
     path, warning = find_config(context, arguments.config, example=arguments.example)
     warnings = (warning,) if warning else ()
     if is_script(path):
@@ -52,7 +60,7 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
             warnings = (*warnings, shown)
         return ConfigFile(path, script.sections, warnings)
     if arguments.script_arguments:
-        raise UsageError("--arg: goes with a training script; set a config's key with --set")
+        raise UsageError(_NO_SCRIPT)
     try:
         return ConfigFile(path, read_yaml(path), warnings)
     except ConfigError as error:

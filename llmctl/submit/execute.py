@@ -50,7 +50,7 @@ _FIND_TIMEOUT_S = 60.0
 
 
 def execute_plan(plan: SubmitPlan, context: Context) -> RunRecord:
-    """Carry out a plan: write the run directory and index entry, start the job.
+    """Carry out a plan whose notes were told: write the run directory and index entry, start the job.
 
     Args:
         plan: of the submission.
@@ -63,6 +63,11 @@ def execute_plan(plan: SubmitPlan, context: Context) -> RunRecord:
         SchedulerError: the job was not accepted; a new run leaves nothing behind.
     """
     job = plan.job
+    if job.profile.notice:
+        from llmctl.submit.preview.site_message import remember_site_message
+
+        with suppress(OSError):  # on failure, the message appears again next time
+            remember_site_message(job.profile, context.folders)
     transport, index = context.connect(job.profile), context.index
     if job.is_remote:
         transport = transport_for(transport, job.request.hosts)

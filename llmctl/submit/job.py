@@ -6,7 +6,7 @@ RenderedJob -> SubmitPlan.
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -44,11 +44,12 @@ class SubmitArguments:
     """The command line of a submission: what the user asked for.
 
     Attributes:
-        config: CONFIG as typed; None without CONFIG.
+        config: CONFIG as typed, or its sections, from Python; None without CONFIG.
         example: train the bundled example.
         cluster: as typed; None without --cluster.
-        flags: flags that set a key of the job section.
-        settings: ``key=value`` of every --set.
+        job: key of the job section -> value of its flag, None for a flag that is not given; other keys do not count.
+        flags: further flags that set a key of the job section.
+        settings: ``key=value`` of every --set; or values by dotted key, from Python.
         env: ``NAME=VALUE`` of every --env.
         secrets: NAME of every --secret.
         after: RUN, to start after the run has completed; ``any:RUN``, to start after any end of the run.
@@ -63,10 +64,11 @@ class SubmitArguments:
         data: files of text for it.
     """
 
-    config: str | None
+    config: str | Mapping[str, Any] | None
     cluster: str | None
+    job: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...] | Mapping[str, Any] = ()
     env: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     after: str | None = None
@@ -87,14 +89,21 @@ class ConfigFile:
     """A config file or training script, read; its values are not checked yet.
 
     Attributes:
-        path: absolute.
+        path: absolute; of sections that no file has, a name in the folder of their relative paths.
         sections: nested values.
         warnings: for the user.
+        source: words for sections that no file has; else empty.
     """
 
     path: Path
     sections: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    source: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Words for the file in messages."""
+        return self.source or str(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)

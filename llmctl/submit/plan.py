@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmctl import __version__
 from llmctl.context import ClusterSession, Context
@@ -25,6 +25,45 @@ from llmctl.transport.file_writes import PathFacts
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
     from llmctl.submit.user_code import UserCode
+
+
+JOB_FLAGS = {
+    "nodes": "--nodes",
+    "gpus_per_node": "--gpus-per-node",
+    "time": "--time",
+    "name": "--name",
+    "group": "--group",
+    "resource_type": "--resource-type",
+    "queue": "--queue",
+    "reservation": "--reservation",
+    "priority": "--priority",
+    "exclude": "--exclude",
+    "container": "--container",
+    "mounts": "--mount",
+    "launcher": "--launcher",
+    "notify": "--notify",
+    "notify_on": "--notify-on",
+}
+"""Key of the config's job section, also the name of the parameter -> flag."""
+_LISTS = ("mounts", "notify")
+"""Keys whose flags add to the list of the config file."""
+
+
+def _job_flags(given: Mapping[str, Any]) -> tuple[Flag, ...]:
+    """The flags that set keys of the job section.
+
+    Args:
+        given: see SubmitArguments.
+    """
+    from llmctl.site.job import parse_nodes
+
+    values = {key: given[key] for key in JOB_FLAGS if given.get(key) is not None}
+    if isinstance(values.get("exclude"), str):
+        values["exclude"] = parse_nodes(values["exclude"])
+    return tuple(
+        Flag(JOB_FLAGS[key], f"job.{key}", list(value) if isinstance(value, tuple) else value, adds=key in _LISTS)
+        for key, value in values.items()
+    )
 
 
 def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
@@ -90,6 +129,61 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     )
 
 
+def unnamed_example(plan: SubmitPlan, context: Context, arguments: SubmitArguments) -> str:
+    """Place and cost of the bundled example, if nobody has named it and a queue, which may bill, would get it."""
+    named = arguments.config is not None or arguments.example or arguments.hf is not None or bool(arguments.command)
+    if named or arguments.dry_run or plan.job.queue is None:
+        return ""
+    from llmctl.submit.config_file import found_config
+
+    return "" if found_config(context) is not None else f"{plan.job.profile.name}: {plan.job.cost}"
+
+
+def example_not_named(job: str) -> UsageError:
+    """The refusal of an example that nobody has named, and about which nobody can be asked."""
+    return UsageError(
+        f"CONFIG: none is given, and the bundled example would go to {job}; name a config, or give --example"
+    )
+
+
+def notes_beforehand(plan: SubmitPlan, context: Context, *, has_page: bool) -> list[str]:
+    """Site message, warnings and cost, to be told before the job is submitted.
+
+    Args:
+        plan: of the submission.
+        context: folders of the user.
+        has_page: True if a page of the plan, which has the cost, is shown too.
+    """
+    profile, lines = plan.job.profile, [*plan.warnings]
+    if profile.notice:
+        from llmctl.submit.preview.site_message import unseen_site_message
+
+        notice = unseen_site_message(profile, context.folders)
+        lines = [*([f"{profile.name}: {notice}"] if notice else []), *lines]
+    if plan.job.cost is not None and not has_page:
+        lines.append(f"asks for {plan.job.cost}")
+    return lines
+
+
+def _check_arguments(arguments: SubmitArguments) -> None:
+    """Refuse a Python program as config, and arguments that exclude each other.
+
+    Raises:
+        UsageError: names them.
+    """
+    if isinstance(arguments.config, str) and arguments.config.endswith(".py"):
+        from llmctl.site.torchrun import python_script_problem
+
+        raise UsageError(python_script_problem(arguments.config))
+    taken = arguments.config is not None or arguments.hf is not None or arguments.data or arguments.command
+    if arguments.example and taken:
+        raise UsageError("--example: takes the place of CONFIG, --hf, --data and COMMAND; leave it or them out")
+    if arguments.torchrun:
+        from llmctl.site.torchrun import torchrun_words
+
+        torchrun_words(arguments.command, "")  # refuses another form
+
+
 def _with_unset_values(
     context: Context, session: ClusterSession, spec: JobSpec, *, dry_run: bool
 ) -> tuple[ClusterSession, list[str]]:
@@ -119,6 +213,7 @@ def _placeholder_notes(profile: "ClusterProfile", rendered: RenderedJob) -> list
 
 def _read_config(context: Context, arguments: SubmitArguments) -> ConfigFile | None:
     """The config file, which a COMMAND and --hf do without."""
+    _check_arguments(arguments)
     if arguments.hf is not None or arguments.data:
         from llmctl.submit.continued import continued_problem
 
@@ -171,7 +266,7 @@ def _default_name(arguments: SubmitArguments, file: ConfigFile | None) -> str:
         return _as_name(Path(arguments.command[0]).name)
     if arguments.hf is not None:
         return _as_name(Path(arguments.hf).name)
-    return _as_name(file.path.stem if file is not None else "run")
+    return _as_name(file.path.stem if file is not None and not file.source else "run")
 
 
 def _new_run(run_dir: str, run_id: str) -> PathCheck:
@@ -218,7 +313,8 @@ def _first_record(
 
 
 def _flags(arguments: SubmitArguments) -> list[Flag]:
-    flags = [*parse_settings(arguments.settings), *arguments.flags]
+    of_job = _job_flags(arguments.job)
+    flags = [*parse_settings(arguments.settings), *of_job, *arguments.flags]
     if arguments.hf is not None:
         from llmctl.submit.continued import continued_flags
 

@@ -29,7 +29,7 @@ def plan_resume(
     *,
     nodes: int | None = None,
     exclude: str | None = None,
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | Mapping[str, Any] = (),
     dry_run: bool = False,
 ) -> SubmitPlan:
     """Plan the next submission of a run, in its run directory and with its code.
@@ -41,7 +41,7 @@ def plan_resume(
         record: of the run.
         nodes: new number of nodes; None keeps the number.
         exclude: names of nodes to leave out, with commas between; None leaves out the same as before.
-        settings: ``key=value`` laid over the run's config.
+        settings: ``key=value`` laid over the run's config; or values by dotted key.
         dry_run: query no scheduler, and check no path of another machine.
 
     Raises:
@@ -94,7 +94,7 @@ def _session_of(context: Context, record: RunRecord, *, asks: bool) -> ClusterSe
     return replace(session, profile=session.profile.model_copy(update={"runs_root": root}))
 
 
-def _resume_flags(settings: Sequence[str], nodes: int | None, exclude: str | None) -> list[Flag]:
+def _resume_flags(settings: Sequence[str] | Mapping[str, Any], nodes: int | None, exclude: str | None) -> list[Flag]:
     flags = parse_settings(settings)
     if nodes is not None:
         flags.append(Flag("--nodes", "job.nodes", nodes))

@@ -48,14 +48,16 @@ On a remote cluster the paths are the cluster's: relative paths stay unchanged, 
 """
 
 
-def parse_settings(settings: Sequence[str]) -> list[Flag]:
-    """Values of ``--set key=value``, the value read as YAML.
+def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> list[Flag]:
+    """Values of ``--set key=value``, the value read as YAML; or values by dotted key, as they are.
 
     Raises:
         UsageError: no ``=``, or the value is not YAML.
     """
     if not settings:
         return []
+    if isinstance(settings, Mapping):
+        return [Flag("--set", str(key), value) for key, value in settings.items()]
     import yaml
 
     found = []
@@ -105,7 +107,7 @@ def resolve(
     if config is not None:
         for section, values in config.sections.items():
             if not job_only or section == "job":
-                layers.add(section, values, Origin(str(config.path)), config.path.parent)
+                layers.add(section, values, Origin(config.shown), config.path.parent)
     if context.environment.get("LLMCTL_GROUP"):
         layers.add("job.group", context.environment["LLMCTL_GROUP"], Origin("LLMCTL_GROUP"), context.cwd)
     below = dict(layers.values)
@@ -114,7 +116,7 @@ def resolve(
             raise UsageError(f"{given.flag} {given.key}: a COMMAND has no training config; only job.* can be set")
         value = [*layers.listed(given.key), *given.value] if given.adds else given.value
         layers.add(given.key, value, Origin(given.flag, is_flag=True), context.cwd)
-    source = str(config.path) if config is not None else "the command line"
+    source = config.shown if config is not None else "the command line"
     return Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
 
 

@@ -47,7 +47,12 @@ class HostGroup:
     is_remote = True
 
     def __init__(
-        self, transport: Mapping[str, Transport], *, shared: bool = True, runs_root: str | None = None
+        self,
+        transport: Mapping[str, Transport],
+        *,
+        shared: bool = True,
+        runs_root: str | None = None,
+        warning: Callable[[str], None] | None = None,
     ) -> None:
         """Group the transports of the hosts.
 
@@ -55,12 +60,14 @@ class HostGroup:
             transport: host -> its transport, the head first.
             shared: True if ``runs_root`` is one folder that all hosts see.
             runs_root: that folder; writes to other places, such as the home directory, go to every host.
+            warning: called with each warning. Unset: prints a line on standard error.
         """
         self.hosts = tuple(transport)
         self._members = {host: HostMember(host, one) for host, one in transport.items()}
         self._shared = shared
         self._runs_root = runs_root
         self._chosen: HostMember | None = None
+        self._warning = warning or _say
 
     @property
     def host(self) -> str:
@@ -312,7 +319,7 @@ class HostGroup:
         if not answers:
             raise problem
         host = next(iter(answers))
-        print(f"llmctl: {printable(bare(problem))}; continuing through {host}", file=sys.stderr, flush=True)
+        self._warning(f"{printable(bare(problem))}; continuing through {host}")
         self._chosen = self._members[host]
         return answers[host]
 
@@ -333,3 +340,7 @@ class HostGroup:
         if problems:
             raise joined(problems)
         return answers
+
+
+def _say(text: str) -> None:
+    print(f"llmctl: {text}", file=sys.stderr, flush=True)

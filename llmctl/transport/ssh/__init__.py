@@ -1,6 +1,6 @@
 """Transport on machines that are reached by ssh: one connection each, made at its first use."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ def connect(
     python: str | None = None,
     terminal: "Terminal | None" = None,
     patience_s: tuple[float, float] | None = None,
+    warning: Callable[[str], None] | None = None,
 ) -> "RemoteTransport":
     """Transport on a host. The first call connects, and raises the error if the connection fails.
 
@@ -28,17 +29,29 @@ def connect(
         python: Python 3.7 or later on the host. Unset: the first found on the host.
         terminal: asks for passwords; shared by hosts that are connected to at the same time.
         patience_s: seconds of attempts for the first connection, and for a reconnection. Unset: see RemoteTransport.
+        warning: called with each warning. Unset: prints a line on standard error.
     """
     from llmctl.transport.ssh.route import Route
     from llmctl.transport.ssh.transport import FIRST_TIMEOUT_S, RECONNECT_TIMEOUT_S, RemoteTransport
 
     route = Route(host, environment, proxy_jump=proxy_jump, terminal=terminal)
     first, again = patience_s or (FIRST_TIMEOUT_S, RECONNECT_TIMEOUT_S)
-    return RemoteTransport(route, python=python, first_patience_s=first, reconnect_patience_s=again)
+    return RemoteTransport(route, python=python, first_patience_s=first, reconnect_patience_s=again, warning=warning)
 
 
-def connect_hosts(profile: "ClusterProfile", environment: Mapping[str, str], terminal: "Terminal") -> "Transport":
+def connect_hosts(
+    profile: "ClusterProfile",
+    environment: Mapping[str, str],
+    terminal: "Terminal",
+    warning: Callable[[str], None] | None = None,
+) -> "Transport":
     """Transport on all hosts of a profile, as one group; ``terminal`` asks for passwords, one at a time.
+
+    Args:
+        profile: of the cluster.
+        environment: of the ssh client.
+        terminal: shared by the hosts.
+        warning: called with each warning. Unset: prints a line on standard error.
 
     Raises:
         ProfileError: the profile lists no host.
@@ -56,9 +69,11 @@ def connect_hosts(profile: "ClusterProfile", environment: Mapping[str, str], ter
                 terminal=terminal,
                 # Short: the other hosts of the group answer meanwhile, and the state of this host is unknown.
                 patience_s=(3.0, 10.0),
+                warning=warning,
             )
             for host in profile.hosts
         },
         shared=profile.shared,
         runs_root=profile.runs_root,
+        warning=warning,
     )

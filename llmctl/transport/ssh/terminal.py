@@ -94,6 +94,24 @@ class Terminal:
         return answer.rstrip(b"\r\n").decode(errors="surrogateescape")
 
 
+class Answers(Terminal):
+    """A function in the place of the terminal, one question at a time, from any thread."""
+
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        super().__init__(path="")
+        self._answer = answer
+
+    @property
+    def is_there(self) -> bool:
+        """True: the function can be asked."""
+        return True
+
+    def ask(self, question: str, *, shows_answer: bool = False) -> str:  # noqa: ARG002
+        """Ask the function; its errors are the caller's."""
+        with self._asking:
+            return self._answer(question)
+
+
 class InteractiveChannel(Protocol):
     """A command in a session on a terminal. Every call may raise ConnectionLost."""
 

@@ -341,7 +341,7 @@ def survivors(run_dir: Path) -> list[str]:
 
 @pytest.mark.usefixtures("place")
 def test_more_ranks_than_cores_are_told_once(monkeypatch, capsys):
-    monkeypatch.setattr("llmctl.submit.check_job.os.cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     sized = ["c.yaml", "--set", "training.global_batch_size=128"]
     for job, what in ((sized, "ranks"), (["--", "true"], "processes")):
         assert main(["submit", "--dry-run", "--nodes", "64", *job]) == 0

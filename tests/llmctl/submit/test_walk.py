@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("llmctl", "trainer"))
 MAX_FILES = 26
 MAX_FILES_OF_DRY_RUN = 26
-MAX_SWITCHES = 84
+MAX_SWITCHES = 86
 SBATCH = "#!/bin/sh\necho 4242\n"
 
 
