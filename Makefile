@@ -11,13 +11,14 @@
 # make torture  exact resume after kill -9 at 20 random instants: 3 minutes
 # make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU=--dry on the CPU: 1 minute
 # make start    CPU time of starting llmctl, beside a bare typer program: under 1 minute
+# make docs     the documentation site, in site/; fails at a broken link, a page outside the menu, or a key or flag without a text
 # make pictures the pictures of the documentation (docs/pictures), recorded from real runs: 8 minutes
 # make set-up   virtual environment and packages, as every other target does first
 # make clean    remove everything that the other targets made
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture gpu start pictures clean
+.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture gpu start docs pictures clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
@@ -80,10 +81,14 @@ gpu:
 start: set-up
 	@$(PYTHON_OF_VENV) -m benchmarks.cli_start
 
+docs: set-up
+	@$(STEP) "reference" $(PYTHON_OF_VENV) -m scripts.reference --check
+	@$(STEP) "site" env NO_MKDOCS_2_WARNING=1 $(PYTHON_OF_VENV) -m mkdocs build
+
 pictures: set-up
 	@$(PYTHON_OF_VENV) scripts/pictures.py
 	@$(PYTHON_OF_VENV) scripts/page_pictures.py
 
 clean:
-	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
 """Fixtures of all tests: an empty home, no leftover processes, and reported skips."""
 
 import os
+import shutil
 import signal
 import time
 import uuid
@@ -124,9 +125,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the longest files first, so that workers end together; skip GPU tests, and proofs unless asked for."""
+    """Run the longest files first, so that workers end together; skip what the machine cannot run, and proofs."""
     items.sort(key=lambda item: _turn(item.path))
     _skip_without_gpu(items)
+    if not (config.getoption("--require-real") and os.geteuid() == 0):
+        _skip_without_programs(items)
     if not config.getoption("--proofs"):
         for item in items:
             if item.get_closest_marker("proof"):
@@ -146,6 +149,15 @@ def _skip_without_gpu(items: list[pytest.Item]) -> None:
     for item in on_gpu:
         if lack is not None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {lack}"))
+
+
+def _skip_without_programs(items: list[pytest.Item]) -> None:
+    """Skip tests whose programs are missing; with --require-real they run, so that they fail."""
+    for item in items:
+        wanted = [name for mark in item.iter_markers("programs") for name in mark.args]
+        missing = [name for name in wanted if shutil.which(name) is None]
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
 
 
 def lack_of_gpu() -> str | None:

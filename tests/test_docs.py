@@ -10,7 +10,7 @@ from tests.test_architecture import MODULES, tree_of
 from tests.test_rooms import ALLOWED, GROUND
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = [ROOT / "docs" / name for name in ("dev", "guide", "sites")]
+FOLDERS = [ROOT / "docs" / name for name in ("dev", "guide", "reference", "sites")]
 PAGES = [page for folder in FOLDERS for page in sorted(folder.glob("*.md"))]
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -1,6 +1,5 @@
 """ClusterProfile: one site's offer, from clusters/NAME.yaml and the user's overlay of the same name."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,12 +11,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 from typing_extensions import Self
 
-from llmctl.errors import ProfileError, UsageError
+from llmctl.errors import ProfileError
 from llmctl.paths import UserFolders, profile_files
 from llmctl.site.job import VARIABLE, WORD, WORD_RULE, JobError, parse_time
 
@@ -47,7 +47,7 @@ def _word(value: str) -> str:
     return value
 
 
-Time = Annotated[int | None, BeforeValidator(_seconds)]
+Time = Annotated[int | None, BeforeValidator(_seconds), WithJsonSchema({"type": "string"})]
 """Seconds; files write them as ``H:M:S``."""
 Variables = Annotated[dict[str, str], AfterValidator(_variable_names)]
 """Variable names and values."""
@@ -70,6 +70,7 @@ class EnvironmentProfile(_Part):
     modules: tuple[str, ...] = ()
     """Environment modules to load, in order."""
     kind: Literal["venv", "conda", "container"] | None = None
+    """Kind of the environment at ``path``. Unset: the Python of the node."""
     path: str | None = None
     """Folder of the virtual or conda environment; for a container, the image."""
     module_init: str | None = None
@@ -90,7 +91,9 @@ class PortRule(_Part):
     """A site's published rule for the rendezvous port: ``base + job id % modulo``."""
 
     base: int = Field(gt=0, lt=65536)
+    """First port of the rule."""
     modulo: int = Field(gt=0, lt=65536)
+    """Number of ports of the rule."""
 
 
 class RendezvousProfile(_Part):
@@ -128,13 +131,19 @@ class ResourceType(_Part):
     gpus: int = Field(default=0, ge=0)
     """GPUs per node; for a fractional type, GPUs of the fraction."""
     cores: int | None = Field(default=None, gt=0)
+    """Cores per node, as the scheduler counts them."""
     memory_gib: float | None = Field(default=None, gt=0)
+    """Memory per node in GiB."""
     fraction: bool = False
     """True for a part of a node: one such part per job, with other jobs on the same node."""
     max_nodes: int | None = Field(default=None, gt=0)
+    """Nodes that a job may have."""
     max_time: Time = None
+    """Longest time limit, as ``H:M:S``."""
     max_node_hours: float | None = Field(default=None, gt=0)
+    """Nodes times hours that a job may ask for."""
     gpu_memory_gib: float | None = Field(default=None, gt=0)
+    """Memory of one GPU in GiB."""
     gpu: str | None = None
     """Common GPU name, such as H200; doctor compares this GPU with the architectures of torch's build."""
     gpu_type: Word | None = None
@@ -151,37 +160,47 @@ class ResourceType(_Part):
     """PBS: true if users can ssh to the nodes of their own jobs, as ``interactive --run`` needs."""
 
 
-class LimitsProfile(_Part):
-    """The site's limits. Reservations have their own rules, so these limits do not apply to reservations."""
-
-    max_nodes: int | None = Field(default=None, gt=0)
-    max_time: Time = None
-    max_node_hours: float | None = Field(default=None, gt=0)
-    time_by_nodes: tuple[tuple[int, Time], ...] = ()
-    """(number of nodes, longest time): the first row with enough nodes applies."""
-    queues: dict[str, "QueueLimits"] = {}
-    interactive: "QueueLimits | None" = None
-    """Limits of ``llmctl interactive``, in addition to those of batch jobs."""
-    without_group: "QueueLimits | None" = None
-    """Limits of jobs without a group, if the site allows such jobs."""
-
-
 class QueueLimits(_Part):
     """Limits of one queue, partition or kind of job; they override the general limits."""
 
     max_nodes: int | None = Field(default=None, gt=0)
+    """Nodes that a job may have."""
     max_time: Time = None
+    """Longest time limit, as ``H:M:S``."""
     max_node_hours: float | None = Field(default=None, gt=0)
+    """Nodes times hours that a job may ask for."""
+
+
+class LimitsProfile(_Part):
+    """The site's limits. Reservations have their own rules, so these limits do not apply to reservations."""
+
+    max_nodes: int | None = Field(default=None, gt=0)
+    """Nodes that a job may have."""
+    max_time: Time = None
+    """Longest time limit, as ``H:M:S``."""
+    max_node_hours: float | None = Field(default=None, gt=0)
+    """Nodes times hours that a job may ask for."""
+    time_by_nodes: tuple[tuple[int, Time], ...] = ()
+    """(number of nodes, longest time): the first row with enough nodes applies."""
+    queues: dict[str, QueueLimits] = {}
+    """Limits of a queue, by its name."""
+    interactive: QueueLimits | None = None
+    """Limits of ``llmctl interactive``, in addition to those of batch jobs."""
+    without_group: QueueLimits | None = None
+    """Limits of jobs without a group, if the site allows such jobs."""
 
 
 class DefaultsProfile(_Part):
     """Defaults for values that a job does not set."""
 
     resource_type: Word | None = None
+    """Kind of node, one of ``resource_types``."""
     queue: Word | None = None
+    """Queue or partition. Unset: that of the kind of node, else the scheduler's own."""
     time: Time = None
     """Time limit passed to the scheduler. Unset: the site's own default."""
     priority: int | None = None
+    """Priority, in the scheduler's numbers. Unset: none is passed."""
 
 
 class LaunchProfile(_Part):
@@ -192,6 +211,7 @@ class LaunchProfile(_Part):
     srun_options: tuple[str, ...] = ()
     """Further options for srun."""
     mpirun: str = "mpirun"
+    """The mpirun command."""
     mpirun_options: tuple[str, ...] = ()
     """Further options for mpirun."""
     mpirun_carries_environment: bool | None = None
@@ -214,9 +234,13 @@ class ContainerProfile(_Part):
     save: str | None = None
     """pyxis: file to save the container's final state to."""
     mount_home: bool | None = None
+    """Mount the home directory. Unset: the runtime's own default."""
     remap_root: bool | None = None
+    """Be root inside the container. Unset: the runtime's own default."""
     writable: bool | None = None
+    """Let the job change files of the image, for its own time. Unset: the runtime's own default."""
     entrypoint: bool | None = None
+    """pyxis: run the image's entrypoint. Unset: the site's own default."""
     env: tuple[str, ...] = ()
     """Host variables that override the image's, besides the variables that the job sets."""
     setup: tuple[str, ...] = ()
@@ -231,7 +255,9 @@ class CostProfile(_Part):
     """Cost of a job in the site's points. Sites without points need no values: node-hours are always shown."""
 
     unit: str = "points"
+    """Name of the site's points."""
     reserved_factor: float = Field(default=1.0, gt=0)
+    """Factor of the cost inside a reservation."""
     priority_factors: dict[int, float] = {}
     """Priority -> factor."""
 
@@ -242,9 +268,11 @@ class ClusterProfile(_Part):
     name: str
     """Name of the profile's file; not a key in any file."""
     description: str = ""
+    """The cluster in a few words, for ``clusters list``."""
     notice: str = ""
     """Site message, shown once to each user of the cluster."""
     scheduler: str
+    """Scheduler of the cluster: slurm, sge, pbs, lsf, ssh, local, or that of an installed package."""
     login: LoginProfile = LoginProfile()
     hosts: tuple[SshName, ...] = ()
     """ssh: the machines, head node first, as the ssh command knows them."""
@@ -255,11 +283,13 @@ class ClusterProfile(_Part):
     group: Word | None = None
     """Group, project or account to bill."""
     group_required: bool = False
+    """True if the site refuses jobs without a group; llmctl checks before the queue does."""
     group_option: Literal["-P", "-A", "-G", "-W group_list"] | None = None
     """PBS and LSF (-P, -G): option that names the group at this site. Unset: -P. Other schedulers have one option."""
     work_area: str | None = None
     """The site's place for runs, offered by ``clusters setup``; ``{group}`` and ``{user}`` are filled in."""
     resource_types: dict[Word, ResourceType] = {}
+    """Kinds of node, by the name that ``--resource-type`` takes."""
     limits: LimitsProfile = LimitsProfile()
     defaults: DefaultsProfile = DefaultsProfile()
     options: tuple[Line, ...] = ()
@@ -310,12 +340,9 @@ def load_profile(folders: UserFolders, name: str, origin: str = "--cluster") -> 
     """
     files = profile_files(folders, name)
     if not files:
-        from llmctl.site.profile_names import ARGUMENT, cluster_names
+        from llmctl.site.profile_problem import unknown_cluster
 
-        near = difflib.get_close_matches(name, cluster_names(folders), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        problem = f"{origin}: no cluster is called {name!r}; {hint}`llmctl clusters list` shows all"
-        raise (UsageError if origin.startswith("-") or origin == ARGUMENT else ProfileError)(problem)
+        raise unknown_cluster(folders, name, origin)
     return profile_of(name, [(path, read_layer(path)) for path in files])
 
 
@@ -326,14 +353,14 @@ def profile_of(name: str, layers: Sequence[tuple[Path, Mapping[str, Any]]]) -> C
         ProfileError: names the file, the key and what is valid.
     """
     values: dict[str, Any] = {}
-    owner: dict[str, Path] = {}
-    for path, layer in layers:
-        owner.update(dict.fromkeys(_dotted(layer), path))
+    for _, layer in layers:
         values = overlay(values, layer)
     try:
         return ClusterProfile(**{**values, "name": name})
     except ValidationError as error:
-        raise _profile_error(error, owner, layers[-1][0]) from None
+        from llmctl.site.profile_problem import profile_problem
+
+        raise profile_problem(error, layers, ClusterProfile) from None
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,40 +388,3 @@ def read_layer(path: Path) -> dict[str, Any]:
     if "name" in values:
         raise ProfileError(f"{path}: name: the file name is the profile's name; remove the key")
     return values
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    keys = []
-    for key, value in values.items():
-        keys.append(f"{prefix}{key}")
-        if isinstance(value, Mapping):
-            keys += _dotted(value, f"{prefix}{key}.")
-    return keys
-
-
-def _known_keys() -> list[str]:
-    keys = []
-    for key, field in ClusterProfile.model_fields.items():
-        keys.append(key)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, _Part):
-            keys += [f"{key}.{inner}" for inner in field.annotation.model_fields]
-    return [key for key in keys if key != "name"]
-
-
-def _profile_error(error: ValidationError, owner: Mapping[str, Path], fallback: Path) -> ProfileError:
-    # A misspelt key comes first: it may be the reason why another key is missing.
-    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    first = problems[0]
-    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
-    file = next((owner[known] for known in (key, key.rpartition(".")[0]) if known in owner), fallback)
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.5)
-        what = (
-            f"did you mean {near[0]}?" if near else "clusters/slurm.yaml, which comes with llmctl, explains every key"
-        )
-        return ProfileError(f"{file}: {key}: unknown key; {what}")
-    if first["type"] == "missing":
-        return ProfileError(f"{file}: {key}: is missing and has no default; set it")
-    cause = first.get("ctx", {}).get("error")
-    message = str(cause) if cause else first["msg"][:1].lower() + first["msg"][1:]
-    return ProfileError(f"{file}: {key}: {first['input']!r} is not valid: {message}")

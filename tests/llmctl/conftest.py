@@ -1,7 +1,5 @@
-"""Shared fixtures, and skipping of tests that need other programs besides Python."""
+"""Shared fixtures."""
 
-import os
-import shutil
 import time
 from pathlib import Path
 
@@ -12,22 +10,6 @@ from llmctl.site import profile
 from tests.llmctl.login_node import write_cluster
 from tests.llmctl.scripted_cluster import ScriptedCluster
 from tests.standins import scripted_scheduler
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
-    config.addinivalue_line("markers", "programs(*names): needs programs that scripts/real_tier.sh installs")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests whose programs are missing; with --require-real, run them, so that they fail."""
-    if config.getoption("--require-real") and os.geteuid() == 0:
-        return
-    for item in items:
-        wanted = [name for mark in item.iter_markers("programs") for name in mark.args]
-        missing = [name for name in wanted if shutil.which(name) is None]
-        if missing:
-            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
 
 
 @pytest.fixture

@@ -40,8 +40,11 @@ class CheckpointConfig(Section):
     draw_missing_heads: bool = False
     """Start from a Hugging Face folder of a bare encoder, and draw the heads that it lacks anew (BERT)."""
     no_load_optim: bool = False
+    """Start with a new optimizer state instead of that of the checkpoint."""
     no_load_rng: bool = False
+    """Start with new states of the random numbers instead of those of the checkpoint."""
     no_save_optim: bool = False
+    """Leave the optimizer state out of checkpoints, which are then for use, not for an exact resume."""
     save_hugging_face: bool = False
     """After each save, write the same weights as a Hugging Face folder, ``iter_N_hugging_face`` beside the checkpoint
     ``iter_N``. ``keep_last`` deletes both together."""

@@ -18,6 +18,7 @@ class DataConfig(TokenizerKeys, Section):
     train_data_path: list[str] = []
     """Datasets for training only, not divided by ``split``. Replaces data_path."""
     valid_data_path: list[str] = []
+    """Datasets for validation only, not divided by ``split``."""
     test_data_path: list[str] = []
     """Used only by ``python -m trainer evaluate``."""
     split: str = DEFAULT_SPLIT
@@ -42,6 +43,7 @@ class DataConfig(TokenizerKeys, Section):
     mock_data: bool = False
     """Train on a generated, learnable token stream, to test a cluster without data."""
     eod_mask_loss: bool = False
+    """Leave the end of a document out of the loss."""
     reset_attention_mask: bool = False
     """Stop attention at document boundaries: a token never attends to another document in the same sample."""
     reset_position_ids: bool = False

@@ -14,21 +14,37 @@ class JobConfig(Section):
     """
 
     name: str | None = None
+    """Name of the run. Unset: that of the config file."""
     nodes: PositiveInt = 1
+    """Number of nodes."""
     gpus_per_node: PositiveInt | None = None
+    """Ranks per node. Unset: the GPUs of the node."""
     time: str | None = None
+    """Time limit, as ``H:M:S`` in quotes, 90m, 5h or 1h30m. Unset: the cluster's default."""
     group: str | None = None
+    """Group, project or account to bill. Unset: the cluster's."""
     resource_type: str | None = None
+    """Kind of node, one of the cluster's ``resource_types``. Unset: the cluster's default."""
     queue: str | None = None
+    """Queue or partition. Unset: that of the kind of node, or the cluster's default."""
     reservation: str | None = None
+    """Reservation of nodes that the job runs in."""
     priority: int | None = None
+    """Priority, in the scheduler's numbers. Unset: the cluster's default."""
     exclude: list[str] = []
+    """Nodes to leave out."""
     container: str | None = None
+    """Container image that the job runs in. Unset: the cluster's environment."""
     mounts: list[str] = []
+    """Folders to mount in the container, each as ``SRC:DST``."""
     launcher: Literal["torchrun", "srun", "mpirun"] | None = None
+    """Launcher of the ranks. Unset: that of the cluster's profile."""
     env: dict[str, str] = {}
+    """Variables for the job, by name; they override the cluster's."""
     secrets: list[str] = []
+    """Names of variables whose values reach the job, but never its script or record."""
     code: list[str] = []
+    """Paths of your own project, which are copied into the run; Python finds them there."""
     notify: list[str] = []
     """Places that are told how the run goes: https://ADDRESS, mailto:ADDRESS, secret:NAME, command:PROGRAM ARGS."""
     notify_on: list[Literal["begin", "end", "fail", "hang", "restart"]] | None = None

@@ -15,13 +15,17 @@ class ModelConfig(Section):
     """decoder: predicts each next token; bert: an encoder with BERT's two heads; t5: encoder and decoder."""
 
     num_layers: int = Field(gt=0, le=10_000)
+    """Number of layers; with architecture t5 those of the encoder."""
     hidden_size: PositiveInt
+    """Width of the residual stream."""
     num_attention_heads: PositiveInt
+    """Number of query heads."""
     ffn_hidden_size: PositiveInt | None = None
     """Unset: 4 x hidden_size; with swiglu 8/3 x hidden_size, rounded down to a multiple of 64, as in Megatron-LM."""
     kv_channels: PositiveInt | None = None
     """Width of one attention head. Unset: hidden_size / num_attention_heads."""
     group_query_attention: bool = False
+    """Several query heads share a key/value head; num_query_groups sets their number."""
     num_query_groups: PositiveInt | None = None
     """Number of key/value heads. Setting this key switches group_query_attention on."""
     max_position_embeddings: PositiveInt | None = None
@@ -31,9 +35,11 @@ class ModelConfig(Section):
     position_embedding_offset: NonNegativeInt = 0
     """Rows of the learned position table before that of position 0; OPT has 2."""
     rotary_base: PositiveFloat = 10000.0
+    """Base of the angles of rope."""
     rotary_base_local: PositiveFloat | None = None
     """Base in layers with a sliding window, without rope_scaling (Gemma 3). Unset: rotary_base, with rope_scaling."""
     rotary_percent: float = Field(1.0, gt=0.0, le=1.0)
+    """Share of the channels of each head that rope rotates."""
     rotary_interleaved: bool = False
     """Rotate channels 2i and 2i + 1 together. Off: channels i and i + half."""
     no_rope_freq: PositiveInt | list[bool] | None = None
@@ -42,7 +48,9 @@ class ModelConfig(Section):
     """Change of the angles for longer contexts, in the words of Hugging Face's config.json: ``rope_type`` (default,
     linear, dynamic, llama3, yarn, longrope) with the numbers of that type; see trainer.planning.rope."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    """Kind of norm: LayerNorm, or RMSNorm, which has no mean and no bias."""
     norm_epsilon: PositiveFloat = 1e-5
+    """Epsilon of the norms, added to the variance or the mean square."""
     norm_placement: Literal["pre", "post", "sandwich", "output"] = "pre"
     """pre: before each sublayer (GPT-2, Llama); post: after each residual add (BERT, OPT-350M); sandwich: before each
     sublayer and on its result (Gemma 2); output: only on the result of each sublayer (OLMo 2)."""
@@ -63,9 +71,11 @@ class ModelConfig(Section):
     logits_scaling: PositiveFloat = 1.0
     """Divisor of the logits (Granite)."""
     swiglu: bool = False
+    """Gated feed-forward layers with SiLU, as in Llama."""
     openai_gelu: bool = False
     """Use the tanh approximation of GeLU, as the published GPT-2 weights do (gelu_new). Off: the exact GeLU."""
     squared_relu: bool = False
+    """Activation relu(x) squared."""
     activation_func: Literal["gelu", "gelu_tanh", "relu", "squared_relu", "silu"] | None = None
     """Unset: what swiglu, openai_gelu and squared_relu say, else gelu."""
     gated_linear_unit: bool = False
@@ -75,12 +85,15 @@ class ModelConfig(Section):
     activation_alpha: PositiveFloat | None = None
     """gpt-oss's gate: x * sigmoid(alpha x), times the up plus 1. Unset: the activation as it is."""
     disable_bias_linear: bool = False
+    """Linear layers have no bias."""
     add_qkv_bias: bool = False
+    """Bias of the query, key and value products even with disable_bias_linear (Qwen2)."""
     add_attention_output_bias: bool = False
     """Bias of attention's last product even with disable_bias_linear (gpt-oss)."""
     add_head_bias: bool = False
     """Bias of the output layer (Phi)."""
     untie_embeddings_and_output_weights: bool = False
+    """The output layer has weights of its own. Off: those of the word table."""
     qk_layernorm: bool = False
     """Normalize queries and keys before rope. With multi_latent_attention the norms are those of the low-rank
     products, which are always there."""
@@ -107,11 +120,13 @@ class ModelConfig(Section):
     q_lora_rank: PositiveInt | None = None
     """Unset: queries come from one full product."""
     kv_lora_rank: PositiveInt | None = None
+    """With multi_latent_attention: width of the low-rank product for keys and values."""
     qk_head_dim: PositiveInt | None = None
     """With multi_latent_attention: channels of a query head without rotation."""
     qk_pos_emb_head_dim: PositiveInt | None = None
     """With multi_latent_attention: rotated channels of a query head; their key is one for all heads."""
     v_head_dim: PositiveInt | None = None
+    """With multi_latent_attention: channels of a value head."""
     latent_norm_epsilon: PositiveFloat | None = None
     """With multi_latent_attention: epsilon of the norms of the low-rank products. Unset: norm_epsilon."""
     mtp_num_layers: NonNegativeInt = 0
@@ -126,14 +141,21 @@ class ModelConfig(Section):
     decoder_num_layers: PositiveInt | None = None
     """With architecture t5: layers of the decoder. Unset: num_layers, which counts those of the encoder."""
     relative_attention_num_buckets: PositiveInt = 32
+    """With position_embedding_type relative: number of learned biases per head."""
     relative_attention_max_distance: PositiveInt = 128
+    """With position_embedding_type relative: distance from which all tokens share the last bias."""
     attention_dropout: float = Field(0.1, ge=0.0, lt=1.0)
+    """Probability that an attention weight is dropped."""
     hidden_dropout: float = Field(0.1, ge=0.0, lt=1.0)
+    """Probability that an element is dropped, after the embedding and before each residual add."""
     init_method_std: PositiveFloat = 0.02
+    """Standard deviation of new weights; that of the last product of each sublayer is divided by sqrt(2 x
+    num_layers)."""
     vocab_size: int | None = Field(None, gt=0, lt=2**31)
     """Unset: the tokenizer's vocabulary size from the data's manifest. With NullTokenizer: the number of token ids; the
     model then has one more token, which ends documents."""
     make_vocab_size_divisible_by: PositiveInt = 128
+    """Rows of the word table are padded to a multiple of this number times tp."""
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = "auto"
     """flash: the flash-attn package; fused: PyTorch's kernels; unfused or local: plain attention with the scores in
     memory; auto: the fastest backend that is available and supports the config."""
@@ -144,29 +166,38 @@ class ModelConfig(Section):
     moe_ffn_hidden_size: PositiveInt | None = None
     """Feed-forward width of one expert. Unset: ffn_hidden_size."""
     moe_router_topk: PositiveInt = 2
+    """Experts that process each token."""
     moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that turns the router's products into scores."""
     moe_router_pre_softmax: bool = False
     """Take the softmax over all experts, before the top-k selection. Off: over the selected experts only."""
     moe_router_norm_topk_prob: bool = True
     """With sigmoid scores: divide the chosen scores by their sum."""
     moe_router_topk_scaling_factor: PositiveFloat | None = None
+    """Factor of the chosen scores (DeepSeek-V3: 2.5). Unset: 1."""
     moe_router_enable_expert_bias: bool = False
     """Add a bias to the scores for the choice of experts only. After each step it moves against the load (DeepSeek-V3,
     arXiv:2408.15664)."""
     moe_router_bias_update_rate: NonNegativeFloat = 1e-3
+    """With moe_router_enable_expert_bias: change of each bias per step."""
     moe_router_num_groups: PositiveInt | None = None
     """Divide the experts into groups, and choose only from the moe_router_group_topk best groups."""
     moe_router_group_topk: PositiveInt | None = None
+    """With moe_router_num_groups: number of groups that a token chooses its experts from."""
     moe_router_group_score: Literal["max", "top2"] = "top2"
     """Score of a group: its best expert (DeepSeek-V2), or the sum of its two best (DeepSeek-V3)."""
     moe_router_bias: bool = False
     """Bias of the router's product (gpt-oss)."""
     moe_router_load_balancing_type: Literal["aux_loss", "none"] = "aux_loss"
+    """Loss that balances the load of the experts: aux_loss, with moe_aux_loss_coeff, or none."""
     moe_aux_loss_coeff: NonNegativeFloat = 0.0
+    """Factor of the load-balancing loss; 0 disables it."""
     moe_z_loss_coeff: NonNegativeFloat | None = None
+    """Factor of the router's z-loss, which keeps its products small. Unset: no such loss."""
     moe_expert_capacity_factor: PositiveFloat | None = None
     """Largest number of tokens per expert in training, as a multiple of an even share. Unset: no token is dropped."""
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
+    """With moe_expert_capacity_factor, the tokens that an expert keeps: those with the best scores, or the first."""
     moe_shared_expert_intermediate_size: PositiveInt | None = None
     """Feed-forward width of the shared expert, which processes every token. Unset: no shared expert."""
     moe_shared_expert_gate: bool = False

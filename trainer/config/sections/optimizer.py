@@ -11,34 +11,48 @@ class OptimizerConfig(Section):
     """Optimizer, learning-rate schedule and gradient clipping."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
+    """adam: AdamW, whose decay is apart from the gradient; sgd: with momentum."""
     lr: PositiveFloat
+    """Learning rate after warmup, the largest of the run."""
     min_lr: NonNegativeFloat = 0.0
+    """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
+    """Curve of the learning rate from lr to min_lr. WSD: constant until its decay."""
     lr_decay_iters: PositiveInt | PositiveFloat | None = None
     """Unset: training.train_iters. May be a fraction, after a conversion from samples or tokens."""
     lr_warmup_iters: NonNegativeInt | NonNegativeFloat = 0
+    """Iterations over which the learning rate rises from lr_warmup_init to lr, in a line."""
     lr_warmup_fraction: float | None = Field(None, ge=0.0, le=1.0)
     """Warmup as a fraction of lr_decay_iters. Cannot be combined with lr_warmup_iters."""
     lr_warmup_init: NonNegativeFloat = 0.0
+    """Learning rate of the first step of the warmup."""
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """With WSD: curve of the decay."""
     lr_wsd_decay_iters: PositiveInt | PositiveFloat | None = None
     """With WSD (warmup, stable, decay): iterations of the decay, the last ones before lr_decay_iters."""
     weight_decay: NonNegativeFloat = 0.01
     """Applies to matrices and tables, not to biases and norms."""
     start_weight_decay: NonNegativeFloat | None = None
+    """Weight decay of the first step, see weight_decay_incr_style."""
     end_weight_decay: NonNegativeFloat | None = None
+    """Weight decay of the last step, see weight_decay_incr_style."""
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
     """linear and cosine: from start_weight_decay to end_weight_decay over train_iters, instead of weight_decay."""
     adam_beta1: float = Field(0.9, ge=0.0, lt=1.0)
+    """Decay of Adam's mean of the gradient."""
     adam_beta2: float = Field(0.999, ge=0.0, lt=1.0)
+    """Decay of Adam's mean of the squared gradient."""
     adam_eps: PositiveFloat = 1e-8
+    """Epsilon of Adam, added to the root of the second moment."""
     sgd_momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    """Momentum of SGD; 0 disables it."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest L2 norm of the whole model's gradient; 0 disables clipping."""
     optimizer_cpu_offload: bool = False
     """Keep master weights and moments in CPU memory and run the optimizer there. Each step moves gradients to the CPU
     and weights back."""
     optimizer_offload_fraction: float = Field(1.0, ge=0.0, le=1.0)
+    """With optimizer_cpu_offload: share of the optimizer state that is in CPU memory."""
 
     @property
     def moments(self) -> tuple[str, ...]:

@@ -11,11 +11,15 @@ class ParallelConfig(Section):
     """Parallel layout: world size = tp x pp x cp x dp; ep divides dp x cp."""
 
     tensor_model_parallel_size: PositiveInt = 1
+    """Ranks that share each layer (tp)."""
     pipeline_model_parallel_size: PositiveInt = 1
+    """Ranks that hold one group of layers each, one after the other (pp)."""
     context_parallel_size: PositiveInt = 1
+    """Ranks that share the tokens of each sample (cp)."""
     cp_comm_type: Literal["p2p", "a2a"] = "p2p"
     """p2p: ring attention; a2a: all-to-all, which shards heads instead of the sequence during attention (Ulysses)."""
     expert_model_parallel_size: PositiveInt = 1
+    """Ranks that share the experts of a layer (ep)."""
     expert_tensor_parallel_size: PositiveInt | None = None
     """Must equal tensor_model_parallel_size, which is also the default."""
     sequence_parallel: bool = False
@@ -23,10 +27,13 @@ class ParallelConfig(Section):
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] | None = None
     """Unset: interleaved if pipeline ranks hold several virtual stages, else 1f1b."""
     num_virtual_stages_per_pipeline_rank: PositiveInt | None = None
+    """Virtual stages that each pipeline rank holds, for the interleaved schedule. Unset: one."""
     num_layers_per_virtual_pipeline_stage: PositiveInt | None = None
     """Layers per virtual stage. Cannot be combined with num_virtual_stages_per_pipeline_rank."""
     decoder_first_pipeline_num_layers: NonNegativeInt | None = None
+    """Layers of the first pipeline rank. Unset: balanced by cost."""
     decoder_last_pipeline_num_layers: NonNegativeInt | None = None
+    """Layers of the last pipeline rank. Unset: balanced by cost."""
     pipeline_model_parallel_layout: str | None = None
     """Layers of each virtual stage in Megatron-LM's notation, as in ``Et*3|t*4|t*4|t*3L``. Unset: balanced by cost."""
     use_distributed_optimizer: bool = False

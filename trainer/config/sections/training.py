@@ -59,21 +59,30 @@ class TrainingConfig(Section):
     """Batch sizes, training length, precision, recompute, evaluation and op backends."""
 
     train_iters: NonNegativeInt
+    """Iterations of the whole run."""
     seq_length: PositiveInt
     """Tokens of a sample; with model.architecture t5 those of the encoder."""
     decoder_seq_length: PositiveInt = 128
     """With model.architecture t5: tokens of the decoder."""
     micro_batch_size: PositiveInt = 1
+    """Samples that a replica computes at a time."""
     global_batch_size: PositiveInt | None = None
     """Samples per iteration. Unset: micro_batch_size x dp, which fits any number of nodes."""
     bf16: bool = False
+    """Train in bfloat16, with float32 masters. Without bf16 and fp16, in float32."""
     fp16: bool = False
+    """Train in float16, with float32 masters and a loss scale."""
     loss_scale: PositiveFloat | None = None
     """Constant fp16 loss scale. Unset: dynamic loss scaling."""
     initial_loss_scale: PositiveFloat = 2.0**32
+    """With fp16 and a dynamic loss scale: the scale at the start."""
     min_loss_scale: PositiveFloat = 1.0
+    """With fp16 and a dynamic loss scale: the smallest scale."""
     loss_scale_window: PositiveInt = 1000
+    """Steps in a row without an overflow after which the loss scale is doubled."""
     hysteresis: PositiveInt = 2
+    """Overflows until the loss scale is halved. Each further one halves it too, until loss_scale_window steps in a row
+    have none."""
     max_skipped_steps: NonNegativeInt = 10
     """End the run as failed after this many steps in a row whose gradients were not finite. 0: no limit. With fp16 a
     step counts only when the loss scale cannot fall any more. Until a step is finite again, nothing is saved."""
@@ -81,7 +90,9 @@ class TrainingConfig(Section):
     """End the run too when more than max_skipped_steps of this many last steps were skipped. Unset: twice
     max_skipped_steps, so more than half. 0: only steps in a row count."""
     seed: int = Field(1234, ge=0, le=2**63 - 1)
+    """Seed of weights, dropout and the order of the data."""
     eval_interval: PositiveInt = 1000
+    """Iterations between evaluations on the validation data."""
     eval_iters: NonNegativeInt = 100
     """Iterations per evaluation; 0 disables evaluation."""
     exit_interval: PositiveInt | None = None
@@ -94,20 +105,29 @@ class TrainingConfig(Section):
     """With full. uniform: all layers, in groups of recompute_num_layers; block: the first recompute_num_layers layers
     of each virtual stage."""
     recompute_num_layers: PositiveInt | None = None
+    """Layers per group or stage, see recompute_method."""
     recompute_modules: list[str] = []
     """With selective: any of core_attn, mlp, layernorm, moe, moe_act. Unset: core_attn."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the ranks. auto: a GPU where torch finds one, else the CPU."""
     deterministic_mode: bool = False
+    """Use deterministic kernels of PyTorch only; an operation that has none ends the run."""
     kernel_backend: BackendKey = "auto"
     """Backend of the memory-bound ops: native (csrc, compiled for this machine), torch (its fused functions), or
     reference (plain PyTorch). auto: the first available backend that passes its self-test, in this order."""
     kernel_backends: dict[str, BackendKey] = {}
     """Backend per op, as in ``rope: reference``. trainer.planning.kernel_choice lists the ops."""
     no_masked_softmax_fusion: bool = False
+    """Compute the softmax of attention by plain PyTorch. Affects speed only."""
     no_bias_gelu_fusion: bool = False
     """Affects speed only: openai_gelu alone selects the GeLU. (Megatron-LM's fused GeLU is the tanh approximation.)"""
     no_bias_swiglu_fusion: bool = False
+    """Compute the activation of gated feed-forward layers by plain PyTorch. Affects speed only."""
     no_bias_dropout_fusion: bool = False
+    """Compute bias, dropout and residual add by plain PyTorch. Affects speed only."""
     no_rope_fusion: bool = False
+    """Compute rope by plain PyTorch. Affects speed only."""
     cross_entropy_loss_fusion: bool = True
+    """Compute the loss by a fused kernel. Affects speed and memory only."""
     moe_permute_fusion: bool = True
+    """Sort tokens by expert with a fused kernel. Affects speed only."""
