@@ -4,13 +4,20 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from scripts.reference.commands import commands_page, exit_codes_page
 from scripts.reference.config_keys import config_page, profile_page
 from scripts.reference.markdown import MissingText
+from scripts.reference.megatron_flags import flags_page
+from scripts.reference.metrics_rows import metrics_page
 
 FOLDER = Path(__file__).parents[2] / "docs/reference"
 PAGES: Mapping[str, Callable[[], str]] = {
     "config.md": config_page,
     "profiles.md": profile_page,
+    "commands.md": commands_page,
+    "megatron-flags.md": flags_page,
+    "metrics.md": metrics_page,
+    "exit-codes.md": exit_codes_page,
 }
 _AGAIN = "run `python -m scripts.reference`"
 

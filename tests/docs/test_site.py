@@ -1,6 +1,7 @@
 """The documentation site: complete, without broken links, quiet in a browser; and its pages made from the code."""
 
 import http.server
+import re
 import shutil
 import subprocess
 import sys
@@ -13,13 +14,21 @@ import pytest
 from playwright.sync_api import sync_playwright
 from pydantic import BaseModel
 
+from llmctl import errors
 from llmctl.cli.reference.keys import Key, all_keys
 from scripts.reference.__main__ import PAGES, outdated
+from scripts.reference.commands import help_blocks
 from scripts.reference.config_keys import key_block
 from scripts.reference.markdown import MissingText, prose, table
 from scripts.site_pages import links_for_the_site
 from tests.docs.shown_commands import ROOT
 from tests.waiting import HANG_S
+from trainer.__main__ import COMMANDS as TRAINER_COMMANDS
+from trainer.config.help.page import HelpPage, Row, Section
+from trainer.process.metrics import SpeedScale, missed_row, tasks_row, training_row, validation_row
+from trainer.process.progress import TrainingProgress
+from trainer.process.row_fields import FIELDS
+from trainer.trackers.scalars import NAMES
 
 FOLDERS = ("benchmarks", "clusters", "csrc", "examples", "llmctl", "templates", "tests", "trainer")
 
@@ -54,6 +63,46 @@ def test_a_key_without_a_text_is_refused():
 
     with pytest.raises(MissingText, match=r"^parts.known: has no text; write one below the field, in tests.docs"):
         key_block(Key("parts.known", Parts, "known"))
+
+
+def test_every_command_and_flag_is_on_the_page_of_commands():
+    text = PAGES["commands.md"]()
+    missing = []
+    for line in (ROOT / "tests/command_surface.txt").read_text().splitlines():
+        words = line.split()
+        wanted = f" {line}\n" if line.startswith("llmctl") else words[0] if words[0].startswith("-") else ""
+        missing += [line] if wanted not in text else []
+    assert missing == []
+    assert [name for name in TRAINER_COMMANDS if f"`{name}`" not in text] == []
+
+
+def test_a_flag_without_a_text_is_refused():
+    page = HelpPage("llmctl do", ("Do something.",), (Section("Options", (Row("--fast", ""),)),))
+    with pytest.raises(MissingText, match="llmctl do --fast: has no text"):
+        list(help_blocks("llmctl do", page))
+
+
+def test_every_field_of_a_row_has_its_description():
+    speed = SpeedScale(1, 1, 1, None)
+    numbers = {"grad_norm": 1.0, "learning_rate": 1.0, "loss_scale": 1.0, "iteration_time_s": 1.0}
+    rows = [
+        training_row(1, TrainingProgress(), speed, **numbers, peak_memory_bytes=1),
+        validation_row(1, 1, 1.0, {"sop_loss": 1.0}),
+        tasks_row(1, 1, {}),
+        missed_row(1, 1, "the disk is full"),
+    ]
+    sources = [ROOT / "trainer/training" / name for name in ("step_numbers.py", "step_hooks.py")]
+    named = {name for path in sources for name in re.findall(r'row\["(\w+)"\] = |return \{"(\w+)":', path.read_text())}
+    written = {name for row in rows for name in row} | {one or other for one, other in named}
+    written |= {name for name in NAMES if "/" not in name}
+    assert written - FIELDS.keys() == set()
+    assert {"params_norm", "metrics", "valid_sop_loss", "batch_size"} <= written
+
+
+def test_the_exit_codes_are_those_of_the_errors():
+    text = PAGES["exit-codes.md"]()
+    codes = {kind.exit_code for kind in vars(errors).values() if hasattr(kind, "exit_code")}
+    assert [number for number in (0, *codes, errors.INTERRUPTED) if f"\n| {number} | " not in text] == []
 
 
 def test_words_of_the_code_are_not_markup():

@@ -65,8 +65,9 @@ def with_lion(tree: CopiedTree) -> CopiedTree:
     tree.change(section, 'Literal["adam", "sgd"] =', 'Literal["adam", "sgd", "lion"] =')
     tree.add_after(
         section,
-        "    sgd_momentum: float = Field(0.9, ge=0.0, lt=1.0)",
-        "    lion_beta1: float = Field(0.95, ge=0.0, lt=1.0)\n    lion_beta2: float = Field(0.98, ge=0.0, lt=1.0)",
+        '    """Momentum of SGD; 0 disables it."""',
+        '    lion_beta1: float = Field(0.95, ge=0.0, lt=1.0)\n    """Share of the momentum in the update of Lion."""\n'
+        '    lion_beta2: float = Field(0.98, ge=0.0, lt=1.0)\n    """Decay of the momentum of Lion."""',
     )
     tree.add_after(
         section,
@@ -95,13 +96,13 @@ def with_lion(tree: CopiedTree) -> CopiedTree:
         sgd = next(line for line in tree.text(path).splitlines() if line.startswith("SGD = "))
         tree.add_after(path, sgd, 'LION = {"optimizer": "lion", "lr": 0.001, "weight_decay": 0.1, "clip_grad": 0.0}')
         tree.change_all(path, '[SGD, ADAM], ids=["sgd", "adam"]', '[SGD, ADAM, LION], ids=["sgd", "adam", "lion"]')
-    tree.run(".venv/bin/python -m tests.megatron_flag_table")
+    tree.run(".venv/bin/python -m scripts.reference")
     return tree
 
 
 def test_lion_passes_its_proof_on_one_rank(with_lion: CopiedTree) -> None:
     with_lion.check_format()
-    assert "| `--lion-beta1` | meant | `optimizer.lion_beta1` |" in with_lion.text("docs/guide/megatron-flags.md")
+    assert "| `--lion-beta1` | meant | `optimizer.lion_beta1` |" in with_lion.text("docs/reference/megatron-flags.md")
     optimizer = proof_of("add-a-optimizer")[0]
     # Several ranks train in the proof.
     names = "(lion and not unsharded) or page"

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
     2: flags do not fit together. 3: the SVG cannot be written.
     """
-    options = _parser().parse_args(arguments)
+    options = parser_of().parse_args(arguments)
     try:
         drawing = _draw(options)
     except (DrawingError, ScheduleError) as error:
@@ -62,19 +62,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of() -> argparse.ArgumentParser:
+    """Parser of the command's flags."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer draw-pipeline",
         description="Draw a pipeline schedule: each rank's actions over time, the bubble, and the activations held.",
         epilog="Durations are those of all layers of a rank; a model chunk takes its share of them.",
     )
     parser.add_argument("--schedule", default="1f1b", metavar="NAME", help=f"one of {', '.join(SCHEDULE_KINDS)}")
-    parser.add_argument("--pipeline-model-parallel-size", type=int, default=4, metavar="P")
-    parser.add_argument("--num-micro-batches", type=int, default=8, metavar="M")
+    parser.add_argument("--pipeline-model-parallel-size", type=int, default=4, metavar="P", help="ranks; default: 4")
+    parser.add_argument("--num-micro-batches", type=int, default=8, metavar="M", help="micro-batches; default: 8")
     parser.add_argument("--chunks", type=int, metavar="V", help="virtual stages per rank; default: the fewest")
-    parser.add_argument("--forward", type=_duration, default=1.0, metavar="TIME")
-    parser.add_argument("--backward-input", type=_duration, default=1.0, metavar="TIME")
-    parser.add_argument("--backward-weight", type=_duration, default=1.0, metavar="TIME")
+    parts = {"forward": "forward", "backward-input": "backward for inputs", "backward-weight": "backward for weights"}
+    for name, what in parts.items():
+        told = f"duration of {what}; default: 1"
+        parser.add_argument(f"--{name}", type=_duration, default=1.0, metavar="TIME", help=told)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the drawing to FILE")
     return parser
 

@@ -7,7 +7,7 @@ import pytest
 from llmctl.cli.main import main
 from llmctl.paths import BUNDLED
 from llmctl.site.profile import ClusterProfile
-from tests.megatron_flag_table import answer, recorded_flags
+from scripts.reference.megatron_flags import answer, recorded_flags
 from trainer.planning.build_config import known_keys
 
 EXAMPLES = sorted(path.stem for path in (BUNDLED / "examples").glob("*.yaml"))

@@ -3,10 +3,11 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.megatron_flag_table import PAGE, answer, page, recorded_flags
+from scripts.reference.megatron_flags import answer, flags_page, recorded_flags
 from tests.waiting import HANG_S
 from trainer.commands.pretrain import main
 from trainer.config.errors import ConfigError
@@ -361,4 +362,5 @@ def test_every_flag_of_megatron_has_an_answer():
 
 
 def test_the_page_of_flags_is_current():
-    assert PAGE.read_text() == page(), "run python -m tests.megatron_flag_table"
+    page = Path(__file__).parents[3] / "docs/reference/megatron-flags.md"
+    assert page.read_text() == flags_page(), "run python -m scripts.reference"

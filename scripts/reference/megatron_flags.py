@@ -1,23 +1,19 @@
-"""The page docs/guide/megatron-flags.md: the answer to every flag of Megatron-LM.
-
-``python -m tests.megatron_flag_table`` writes the page.
-"""
+"""The answer to every flag of Megatron-LM, and the page of all answers."""
 
 from pathlib import Path
 
-from trainer.commands.pretrain import flag_keys
 from trainer.config.counted_flags import COUNTED
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+from trainer.planning.command_line import flag_keys
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/guide/megatron-flags.md"
-RECORDED = ROOT / "tests/recorded/megatron_flags.txt"
+RECORDED = Path(__file__).parents[2] / "tests/recorded/megatron_flags.txt"
 _HEAD = """# Flags of Megatron-LM
 
 Every flag of Megatron-LM has one of three answers: it sets a key of the [config](config.md), it has no effect for the
-stated reason, or it is refused with the stated sentence. `python -m tests.megatron_flag_table` generates the page. The
-names are those of NVIDIA/Megatron-LM at commit d98e8a64, and further ones of older releases, of llm-jp's and GENIAC's
-Megatron-LM and of Megatron-DeepSpeed. `--use_wandb` and `--use-wandb` are the same flag.
+stated reason, or it is refused with the stated sentence. [The guide](../guide/megatron-flags.md) is about using them.
+`python -m scripts.reference` makes this page. The names are those of NVIDIA/Megatron-LM at commit d98e8a64, and further
+ones of older releases, of llm-jp's and GENIAC's Megatron-LM and of Megatron-DeepSpeed. `--use_wandb` and `--use-wandb`
+are the same flag.
 
 | flag | answer | meaning |
 |---|---|---|
@@ -48,12 +44,8 @@ def answer(flag: str) -> tuple[str, str]:
     return "refused", REFUSED[flag]
 
 
-def page() -> str:
+def flags_page() -> str:
     """The whole page."""
     flags = sorted({*recorded_flags(), *ALIASES, *COUNTED, *WITHOUT_EFFECT, *REFUSED})
     rows = ("| `--{}` | {} | {} |".format(flag, *answer(flag)) for flag in flags)
     return _HEAD + "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

@@ -1,0 +1,177 @@
+"""The fields of the rows of metrics.jsonl: unit, row and meaning of each. Torch-free.
+
+docs/reference/metrics.md is made of this table.
+"""
+
+from typing import NamedTuple
+
+
+class RowField(NamedTuple):
+    """A field of a row.
+
+    Attributes:
+        unit: of its number; empty for a pure number.
+        when: the rows that have it.
+        meaning: in words.
+    """
+
+    unit: str
+    when: str
+    meaning: str
+
+
+_EVERY, _TRAINING, _VALIDATION = "every row", "training", "validation"
+_MOE = "training, with experts and this loss"
+
+FIELDS: dict[str, RowField] = {
+    "attempt": RowField("", _EVERY, "The attempt that wrote the row, from 1 on."),
+    "fencing_token": RowField(
+        "",
+        "every row of a run of llmctl",
+        "The number of the attempt's lock. A row with a lower token than a row before it is from an attempt that "
+        "had lost the run, and does not count.",
+    ),
+    "iteration": RowField("", _EVERY, "The last iteration that the row is about."),
+    "time": RowField("s", _EVERY, "The time of the row, in seconds since 1970."),
+    "consumed_samples": RowField("samples", _TRAINING, "Samples since the start of the run."),
+    "consumed_tokens": RowField("tokens", _TRAINING, "Positions since the start of the run."),
+    "lm_loss": RowField(
+        "nats per token",
+        _TRAINING,
+        "The sum over the valid tokens of the global batch, divided once by their number, alike in every layout. "
+        "Null without a valid token.",
+    ),
+    "sop_loss": RowField(
+        "nats per sample",
+        "training of BERT",
+        "The loss of the order of a sample's two parts. BERT minimises the sum of both losses.",
+    ),
+    "mtp_1_loss": RowField(
+        "nats per token",
+        "training with `model.mtp_num_layers`",
+        "The loss of the first depth of multi-token prediction; `mtp_2_loss` and so on of the others. `lm_loss` "
+        "does not contain them.",
+    ),
+    "load_balancing_loss": RowField(
+        "",
+        _MOE,
+        "The loss that balances the load of the experts, without its coefficient, as Megatron-LM logs it: the "
+        "mean over micro-batches, replicas and layers with experts. `lm_loss` does not contain it.",
+    ),
+    "z_loss": RowField(
+        "",
+        _MOE,
+        "The z-loss of the routers, without its coefficient, as Megatron-LM logs it: the mean over micro-batches, "
+        "replicas and layers with experts. `lm_loss` does not contain it.",
+    ),
+    "grad_norm": RowField(
+        "",
+        _TRAINING,
+        "Norm of the gradient of the whole model before clipping. Each parameter counts once.",
+    ),
+    "learning_rate": RowField("", _TRAINING, "The learning rate of all weights."),
+    "loss_scale": RowField("", _TRAINING, "The loss scale of fp16; 1 without fp16."),
+    "iteration_time_s": RowField("s", _TRAINING, "Time of an iteration, the mean since the row before."),
+    "tokens_per_s": RowField(
+        "tokens/s",
+        _TRAINING,
+        "Positions of the global batch per second, summed over all ranks.",
+    ),
+    "tflops_per_device": RowField(
+        "TFLOP/s",
+        _TRAINING,
+        "Model FLOPs of one device: (6 N + 12 l h s) operations per token. N counts the parameters without the "
+        "input embedding and without vocabulary padding. The output layer counts even if it is tied. Of the "
+        "experts, only those that a token is sent to count. l is the number of layers, h the attention width, s "
+        "the sequence length. There is no discount for causal attention, and recomputation does not count.",
+    ),
+    "mfu": RowField(
+        "",
+        _TRAINING,
+        "`tflops_per_device` divided by the dense 16-bit peak of the GPU, or by `logging.peak_tflops`. Null if "
+        "neither is known.",
+    ),
+    "peak_memory_bytes": RowField(
+        "bytes",
+        _TRAINING,
+        "Peak memory: allocated on a GPU, resident on the CPU. The largest value of any rank.",
+    ),
+    "skipped_iterations": RowField(
+        "",
+        _TRAINING,
+        "fp16 steps of the run that were skipped because the loss scale was too high.",
+    ),
+    "nan_iterations": RowField(
+        "",
+        _TRAINING,
+        "fp32 and bf16 steps of the run that were skipped because loss or gradient was not finite.",
+    ),
+    "params_norm": RowField(
+        "",
+        "`logging.log_params_norm`",
+        "Norm of all parameters after the step, of the float32 masters where weights have 16 bits.",
+    ),
+    "num_zeros_in_grad": RowField(
+        "",
+        "`logging.log_num_zeros_in_grad`",
+        "Elements of the gradient that are exactly 0, without vocabulary padding.",
+    ),
+    "layer_params_norms": RowField(
+        "",
+        "`logging.log_layer_norms`",
+        'Norm of each layer\'s parameters, as in `{"embedding": 1.7, "layers.0": 4.2}`.',
+    ),
+    "layer_grad_norms": RowField(
+        "",
+        "`logging.log_layer_norms`",
+        "Norm of each layer's gradient before clipping. A norm that is not finite is null, and so shows the layer "
+        "of an overflow.",
+    ),
+    "moe_layers": RowField(
+        "",
+        "`logging.moe_per_layer_logging`",
+        "Of each layer with experts, in this iteration, its auxiliary losses; `load_max_over_mean`, the tokens of "
+        "the busiest expert over the mean, 1 if all have the same; and `load_entropy`, 1 if all have the same, 0 "
+        "if one has all. Tokens count before any is dropped.",
+    ),
+    "memory_allocated_bytes": RowField(
+        "bytes",
+        "`logging.log_memory`",
+        "Memory in use now, allocated on a GPU, resident on the CPU. The largest value of any rank.",
+    ),
+    "memory_reserved_bytes": RowField(
+        "bytes",
+        "`logging.log_memory`, on a GPU",
+        "Memory that torch's allocator holds. The largest value of any rank.",
+    ),
+    "device_memory_used_bytes": RowField(
+        "bytes",
+        "`logging.log_memory`, on a GPU",
+        "Memory of the GPU that all processes use. The largest value of any rank.",
+    ),
+    "batch_size": RowField("samples", "`logging.log_batch_size`", "Samples of a global batch."),
+    "world_size": RowField("ranks", "`logging.log_world_size`", "Number of ranks."),
+    "timers_s": RowField(
+        "s",
+        "`logging.timing_log_level`",
+        'Seconds per iteration, over the logged interval, of each part of a step, as in `{"data": {"min": 0.01, '
+        '"max": 0.02}}` of the fastest and the slowest rank. Level 1: `data`, `forward_backward`, `gradient_sync` '
+        "and `optimizer`; level 2 also `forward_compute`, `backward_compute` and `pipeline_communication`. "
+        "`logging.timing_log_option`: max has the slowest only, all each rank by its number.",
+    ),
+    "metrics": RowField("", "`hooks.metrics`", "The numbers of your own functions, by the names of the functions."),
+    "valid_loss": RowField("nats per token", _VALIDATION, "Mean loss of the valid tokens. Null without one."),
+    "valid_ppl": RowField("", _VALIDATION, "Perplexity: the exponential of `valid_loss`."),
+    "valid_sop_loss": RowField(
+        "nats per sample",
+        "validation of BERT",
+        "As `sop_loss`; each further loss has such a field.",
+    ),
+    "tasks": RowField(
+        "",
+        "tasks",
+        "Of each task its metrics, as in `{TASK: {METRIC: number}}`; see `evaluation.tasks`.",
+    ),
+    "missed_save": RowField("", "a missed save", "The reason why the disk refused a checkpoint."),
+}
+"""Field -> its description, in the order of the page. A number that is not finite is null."""
