@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.4.0"
 
 if TYPE_CHECKING:
-    from llmctl.api.running import Run, run
+    from llmctl.api.planning import plan
+    from llmctl.api.running import Run, run, runs
     from llmctl.api.submitting import DryRun, dry_run, submit
     from llmctl.errors import (
         ConfigFileError,
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     )
     from llmctl.job_state import JobState
     from llmctl.operate.cancel import Cancelled
+    from llmctl.operate.history import PastRun
     from llmctl.runs.view import RunView
+    from llmctl.submit.preview.predict import Prediction
 
 __all__ = [
     "Cancelled",
@@ -34,6 +37,8 @@ __all__ = [
     "FollowedRunFailed",
     "JobState",
     "LlmctlError",
+    "PastRun",
+    "Prediction",
     "ProfileError",
     "RecordError",
     "Run",
@@ -43,12 +48,15 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "dry_run",
+    "plan",
     "run",
+    "runs",
     "submit",
 ]
 
 _PLACES = {
-    "llmctl.api.running": ("Run", "run"),
+    "llmctl.api.planning": ("plan",),
+    "llmctl.api.running": ("Run", "run", "runs"),
     "llmctl.api.submitting": ("DryRun", "dry_run", "submit"),
     "llmctl.errors": (
         *("ConfigFileError", "FollowedRunFailed", "LlmctlError", "ProfileError", "RecordError", "SchedulerError"),
@@ -56,7 +64,9 @@ _PLACES = {
     ),
     "llmctl.job_state": ("JobState",),
     "llmctl.operate.cancel": ("Cancelled",),
+    "llmctl.operate.history": ("PastRun",),
     "llmctl.runs.view": ("RunView",),
+    "llmctl.submit.preview.predict": ("Prediction",),
 }
 
 

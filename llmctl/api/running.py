@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from llmctl.api.call import Answer, calling, plain
+from llmctl.context import ClusterSession
 from llmctl.operate.cancel import GRACE_S, Cancelled, cancel_entry
 from llmctl.operate.follow import end_of_run
+from llmctl.operate.history import PastRun, find_runs
+from llmctl.operate.plot.histories import read_columns
 from llmctl.operate.resume import planned_resume
+from llmctl.operate.run_logs import find_logs, log_choice, log_ends, notes_before
 from llmctl.operate.survey import RunSurvey, wait_for_end
 from llmctl.runs.index import IndexEntry
+from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import INTERVAL_S
 from llmctl.runs.view import RunView
 from llmctl.submit.execute import execute_plan
@@ -92,6 +97,60 @@ class Run:
                 raise error
             return view
 
+    def logs(
+        self,
+        rank: int | str | Sequence[int] | None = None,
+        *,
+        job: bool = False,
+        lines: int | None = None,
+        attempt: int | None = None,
+    ) -> list[str]:
+        """The last lines of the run's output, as ``llmctl logs`` shows them. Reads files on its cluster.
+
+        Remarks, such as the reason why there are no lines, go to the logger ``llmctl``.
+
+        Args:
+            rank: a rank, several, ``"all"`` or ``"failed"``. None: rank 0, and before its first line the job's.
+            job: the output of job.sh and its agents instead.
+            lines: of each file. None: 100, or 20 of each of several files, whose lines begin with their source.
+            attempt: number of the attempt. None: the last.
+
+        Raises:
+            RecordError: there is no such attempt or rank, or the record cannot be read.
+            UsageError: ``rank`` is not valid, or the output is not divided by ranks.
+            SchedulerError: the cluster cannot be reached.
+        """
+        words = rank if rank is None or isinstance(rank, (int, str)) else ",".join(map(str, rank))
+        choice = log_choice(None if words is None else str(words), job=job)
+        with calling("llmctl.Run.logs", answer=self._answer) as call:
+            session = ClusterSession.of(call.context, self.cluster, f"run {self.run_id}")
+            record = RunRecord.load(self.run_dir, session.transport)
+            found = find_logs(record, session, choice, attempt, follow=False)
+            ends = log_ends(found, lines, follow=False)
+            for note in (*notes_before(found), *([ends.note] if ends.note else [])):
+                call.context.tell(note)
+            return [*ends.lines]
+
+    def metrics(self, *keys: str, validation: bool = False) -> dict[str, list[float]]:
+        """The run's numbers by column, all of one length: a row for each logged iteration. Reads metrics.jsonl.
+
+        After a resume, the steps that were done again count once, as they were done last.
+
+        Args:
+            keys: keys of metrics.jsonl, or patterns such as ``*_loss``. None of them: all.
+            validation: the rows of validations instead of those of training.
+
+        Returns:
+            ``iteration``, ``attempt``, and each key of which a row has a number: seconds, bytes, tokens. A number that
+            a row does not have is NaN, as is a loss that was NaN. Empty lists for a run without rows.
+
+        Raises:
+            RecordError: the record cannot be read.
+            SchedulerError: the cluster cannot be reached.
+        """
+        with calling("llmctl.Run.metrics", answer=self._answer) as call:
+            return read_columns(call.context, self._entry, keys or ("*",), validation=validation)
+
     def wait(self, timeout: float | None = None, *, check: bool = True) -> RunView:
         """Wait until the run has ended; returns its last state. A lost connection is made again.
 
@@ -164,3 +223,39 @@ class Run:
 def run(reference: str, *, answer: Answer | None = None) -> Run:
     """The run of a run id, its beginning, run name or job id: see ``Run``."""
     return Run(reference, answer=answer)
+
+
+def runs(
+    *,
+    cluster: str | None = None,
+    state: str | None = None,
+    name: str | None = None,
+    since: str | None = None,
+    most: int | None = None,
+    answer: Answer | None = None,
+) -> list[PastRun]:
+    """This user's runs, the newest first, with their state and what they used, as ``llmctl list`` has them.
+
+    Contacts the clusters of the runs. A run on a cluster that cannot be reached has its last seen state.
+
+    Args:
+        cluster: only of this cluster.
+        state: only in this state, such as ``failed``.
+        name: only whose id contains this text.
+        since: only created within, such as ``7d``.
+        most: number of runs. None: all.
+        answer: answers questions of ssh.
+
+    Raises:
+        UsageError: ``state`` or ``since`` is not valid.
+    """
+    with calling("llmctl.runs", answer=answer) as call:
+        found, _ = find_runs(
+            call.context,
+            cluster=cluster,
+            state=None if state is None else str(state),
+            name=name,
+            since=since,
+            most=most,
+        )
+        return found

@@ -1,11 +1,13 @@
 """Runs with what they used: node-hours of all attempts, and the site's points."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from llmctl.context import ClusterSession, Context
-from llmctl.errors import LlmctlError
+from llmctl.errors import LlmctlError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.survey import RunSurvey, load_records
 from llmctl.runs.index import IndexEntry
@@ -34,6 +36,63 @@ class PastRun:
     node_hours: float | None = None
     points: float | None = None
     unit: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.entry.run_id
+
+    def as_json(self) -> dict[str, Any]:
+        """The view's fields and these, as plain values."""
+        used = {"node_hours": self.node_hours, "points": self.points, "unit": self.unit or None}
+        return {**self.view.as_json(), "run_dir": str(self.entry.run_dir), "created": self.entry.created, **used}
+
+
+def find_runs(
+    context: Context,
+    *,
+    cluster: str | None = None,
+    state: str | None = None,
+    name: str | None = None,
+    since: str | None = None,
+    most: int | None = None,
+) -> tuple[list[PastRun], int]:
+    """Runs of the index, the newest first, and the number of runs left out because of ``most``.
+
+    Args:
+        context: this call of llmctl.
+        cluster: only of this cluster.
+        state: only in this state.
+        name: only whose id contains this text.
+        since: only created within, such as ``7d``.
+        most: number of runs; None: all.
+
+    Raises:
+        UsageError: ``state`` or ``since`` is not valid.
+    """
+    states = [each.value for each in JobState]
+    if state is not None and state not in states:
+        raise UsageError(f"--state {state}: is unknown; the states are {', '.join(states)}")
+    oldest = 0.0 if since is None else time.time() - _seconds(since)
+    entries = [
+        entry
+        for entry in reversed(context.index.entries())
+        if cluster in (None, entry.cluster) and (name or "") in entry.run_id and entry.created >= oldest
+    ]
+    count = len(entries) if most is None else most
+    if state is None:
+        return past_runs(context, entries[:count], RunSurvey(context)), len(entries[count:])
+    found = [run for run in past_runs(context, entries, RunSurvey(context)) if run.view.state.value == state]
+    return found[:count], len(found[count:])
+
+
+def _seconds(text: str) -> int:
+    from llmctl.site.job import JobError, parse_time
+
+    try:
+        return parse_time(text)
+    except JobError as error:
+        raise UsageError(f"--since {error.problem}") from None
 
 
 def past_runs(context: Context, entries: Sequence[IndexEntry], survey: RunSurvey) -> list[PastRun]:

@@ -28,7 +28,8 @@ from trainer.planning.build_config import build_config
 DEFAULT_CONFIG = "llmctl.yaml"
 _OTHER_SPELLING = "llmctl.yml"
 EXAMPLE = "gpt_small.yaml"
-_FROM_PYTHON = "the config mapping"
+FROM_PYTHON = "the config mapping"
+"""Words for a config that no file has."""
 _NO_SCRIPT = "--arg: goes with a training script; set a config's key with --set"
 SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".qsub", ".job", ".sge", ".lsf")
 
@@ -44,8 +45,8 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
         if arguments.script_arguments:
             raise UsageError(_NO_SCRIPT)
         if not all(isinstance(key, str) for key in arguments.config):
-            raise ConfigFileError(f"{_FROM_PYTHON}: is not a mapping of names to values")
-        return ConfigFile(context.cwd / _FROM_PYTHON, arguments.config, source=_FROM_PYTHON)
+            raise ConfigFileError(f"{FROM_PYTHON}: is not a mapping of names to values")
+        return ConfigFile(context.cwd / FROM_PYTHON, arguments.config, source=FROM_PYTHON)
     path, warning = find_config(context, arguments.config, example=arguments.example)
     warnings = (warning,) if warning else ()
     if is_script(path):

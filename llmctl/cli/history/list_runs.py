@@ -1,16 +1,13 @@
 """``llmctl list``: past and present runs, filtered, with what they cost."""
 
-import time as clock_time
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import is_for_people, print_json, rich_console
 from llmctl.context import Context, say
-from llmctl.errors import UsageError
-from llmctl.job_state import JobState
 from llmctl.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -34,27 +31,12 @@ def list_runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """List runs, the newest first, with node-hours and cost, and their sum."""
-    from llmctl.operate.history import past_runs
-    from llmctl.operate.survey import RunSurvey
+    from llmctl.operate.history import find_runs
 
     context: Context = ctx.obj
-    states = [each.value for each in JobState]
-    if state is not None and state not in states:
-        raise UsageError(f"--state {state}: is unknown; the states are {', '.join(states)}")
-    oldest = 0.0 if since is None else clock_time.time() - _seconds(since)
-    entries = [
-        entry
-        for entry in reversed(context.index.entries())
-        if cluster in (None, entry.cluster) and (name or "") in entry.run_id and entry.created >= oldest
-    ]
-    if state is None:
-        entries, hidden = entries[:most], len(entries[most:])
-        found = past_runs(context, entries, RunSurvey(context))
-    else:
-        found = [run for run in past_runs(context, entries, RunSurvey(context)) if run.view.state.value == state]
-        found, hidden = found[:most], len(found[most:])
+    found, hidden = find_runs(context, cluster=cluster, state=state, name=name, since=since, most=most)
     if as_json:
-        print_json({"runs": [_document(run) for run in found], "more": hidden})
+        print_json({"runs": [run.as_json() for run in found], "more": hidden})
         return 0
     _show(found)
     if not found:
@@ -64,20 +46,6 @@ def list_runs(
     if hidden:
         say(f"{hidden} more: llmctl list -n {hidden + len(found)}")
     return 0
-
-
-def _seconds(text: str) -> int:
-    from llmctl.site.job import JobError, parse_time
-
-    try:
-        return parse_time(text)
-    except JobError as error:
-        raise UsageError(f"--since {error.problem}") from None
-
-
-def _document(run: "PastRun") -> dict[str, Any]:
-    used = {"created": run.entry.created, "node_hours": run.node_hours, "points": run.points, "unit": run.unit or None}
-    return {**run.view.as_json(), "run_dir": str(run.entry.run_dir), **used}
 
 
 def _total(runs: list["PastRun"]) -> str:

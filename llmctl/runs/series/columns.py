@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import compress
 from operator import itemgetter
 
 from llmctl.runs.metrics import Row, number, parse_row
@@ -55,6 +56,24 @@ class Columns:
         for key, column in self.values.items():
             known = other.values.get(key)
             column.extend(known[begin:end] if known is not None else _absent(end - begin))
+
+    def selected(self, mask: bytes) -> "Columns":
+        """The rows at which ``mask`` is not 0."""
+        return Columns(
+            array("q", compress(self.iteration, mask)),
+            array("q", compress(self.attempt, mask)),
+            array("q", compress(self.token, mask)),
+            bytearray(compress(self.is_valid, mask)),
+            {key: array("d", compress(column, mask)) for key, column in self.values.items()},
+        )
+
+    def of_training(self) -> "Columns":
+        """The rows of steps."""
+        return self.selected(bytes(1 - flag for flag in self.is_valid)) if any(self.is_valid) else self
+
+    def of_validation(self) -> "Columns":
+        """The rows of validations."""
+        return self.selected(bytes(self.is_valid))
 
     def cut(self, position: int) -> None:
         """Remove the rows from ``position`` on."""

@@ -8,7 +8,6 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 from llmctl.runs.series.columns import Columns
 from llmctl.runs.series.history import RunHistory
@@ -70,22 +69,12 @@ def run_curves(history: RunHistory, most: int = MOST_POINTS) -> RunCurves:
     rows = history.rows
     if not any(rows.is_valid):
         return RunCurves(_curves(rows, most), _curves(Columns(), most))
-    train = _selected(rows, bytes(1 - flag for flag in rows.is_valid))
-    valid = _selected(rows, bytes(rows.is_valid))
+    train = rows.of_training()
+    valid = rows.of_validation()
     # A validation is written after its step, and has no count of tokens of its own.
     tokens = dict(zip(train.iteration, train.values.get("consumed_tokens", ()), strict=False))
     valid.values["consumed_tokens"] = array("d", [tokens.get(step, math.nan) for step in valid.iteration])
     return RunCurves(_curves(train, most), _curves(valid, most))
-
-
-def _selected(rows: Columns, mask: bytes) -> Columns:
-    return Columns(
-        array("q", compress(rows.iteration, mask)),
-        array("q", compress(rows.attempt, mask)),
-        array("q", compress(rows.token, mask)),
-        bytearray(compress(rows.is_valid, mask)),
-        {key: array("d", compress(column, mask)) for key, column in rows.values.items()},
-    )
 
 
 def _curves(rows: Columns, most: int) -> Curves:

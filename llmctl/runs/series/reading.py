@@ -53,17 +53,21 @@ def read_histories(sources: Sequence[MetricsSource], keys: Sequence[str]) -> Ite
     size = sum(_size(source) for source in sources)
     processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
     if size < WORTH_PROCESSES or processes < 2:
-        for source in sources:
-            history = RunHistory()
-            for chunk in whole_lines(source):
-                history.add(parse_columns(chunk, keys))
-            yield history
+        yield from (read_history(source, keys) for source in sources)
         return
     import multiprocessing
 
     # Not by fork: a connection's threads may hold locks at that moment.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         yield from _histories_of(pool, sources, keys)
+
+
+def read_history(source: MetricsSource, keys: Sequence[str]) -> RunHistory:
+    """The history of one run, read in this process alone; see read_histories."""
+    history = RunHistory()
+    for chunk in whole_lines(source):
+        history.add(parse_columns(chunk, keys))
+    return history
 
 
 def _histories_of(pool: Executor, sources: Sequence[MetricsSource], keys: Sequence[str]) -> Iterator[RunHistory]:
