@@ -51,7 +51,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "distributed": {"config", "planning"},
         "ops": {"config", "distributed", "planning"},
         # A GGUF file holds a tokenizer beside its model.
-        "data": {"config", "distributed", "families"},
+        "data": {"config", "distributed", "families", "hooks"},
         "model": {"config", "data", "distributed", "ops", "planning"},
         "data_parallel": {"config", "distributed", "model"},
         "parallel_model": {"config", "data_parallel", "distributed", "model", "ops", "planning"},

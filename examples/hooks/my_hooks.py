@@ -5,7 +5,30 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import torch.nn.functional as F
+
+
+class Progressions:
+    """Sequences that go up in equal steps, modulo the vocabulary. The first two tokens, a prompt, do not count."""
+
+    def __init__(self, items, first, config):
+        self.items, self.first = items, first
+        self.length, self.size = config.training.seq_length, config.model.vocab_size
+        self.counts = np.arange(1, self.length + 1) >= 2
+
+    def __len__(self):
+        return self.items
+
+    def __getitem__(self, index):
+        random = np.random.default_rng(self.first + index)
+        start, step = random.integers(self.size), random.integers(1, 8)
+        return (start + step * np.arange(self.length + 1)) % self.size, self.counts
+
+
+def dataset(split, config):
+    """Other sequences for training than for validation."""
+    return Progressions(20, 0, config) if split == "train" else Progressions(8, 1000, config)
 
 
 def smoothed(logits, labels, config):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Hooks:
     """The functions of the section ``hooks``, imported."""
 
+    dataset: UserFunction | None
     loss: UserFunction | None
     lr_function: UserFunction | None
     metrics: tuple[UserFunction, ...]
@@ -43,6 +44,7 @@ class Hooks:
             return None if place is None else load_function(f"hooks.{key}", place, parameters)
 
         return cls(
+            single("dataset", "split, config"),
             single("loss", "logits, labels, config"),
             single("lr_function", "step, config"),
             *(listed(key) for key in ("metrics", "after_step", "before_save")),

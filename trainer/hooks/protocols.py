@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +61,22 @@ class StepFacts:
     was_skipped: bool
     micro_batches: Sequence[Batch]
     parameters: Mapping[str, Tensor]
+
+
+class Dataset(Protocol):
+    """``hooks.dataset``: the samples of a split."""
+
+    def __call__(self, split: str, config: TrainConfig) -> Any:
+        """A dataset with ``len(dataset)`` and ``dataset[index]``; None: no such split. ``split`` is train or valid.
+
+        An item is an array or tensor on the CPU of training.seq_length + 1 integers, the tokens, of which all but the
+        first are labels; or a pair of these and an array of training.seq_length numbers, 0 where the label does not
+        count in the loss. All items have the same form.
+
+        Called on every rank. An item must depend on its index alone: each rank reads the items of its replica itself,
+        in a thread, and a resumed run reads on at its sample. Each epoch is shuffled by training.seed, unless the
+        dataset has the attribute ``shuffle`` with the value False.
+        """
 
 
 class TokenLoss(Protocol):

@@ -96,7 +96,7 @@ RELATIONS = (
         "data_checks:check_data",
         (
             *("data.data_path", "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.split"),
-            *("data.sample_packing", "data.answer_only_loss", "data.streaming*"),
+            *("data.sample_packing", "data.answer_only_loss", "data.streaming*", "hooks.dataset"),
         ),
     ),
     Relation("kernel_choice:check_kernels", ("training.kernel_backends", "parallel.no_gradient_accumulation_fusion")),

@@ -27,6 +27,7 @@ def check_data(config: TrainConfig) -> None:
             f"data.{sources[1]}",
             f"cannot be combined with data.{sources[0]}; set only one of the two: null unsets a path",
         )
+    _check_user_dataset(config)
     for name in PATH_KEYS:
         parse_blend(f"data.{name}", getattr(data, name))
     for name in SPLIT_PATH_KEYS[1:]:
@@ -39,6 +40,21 @@ def check_data(config: TrainConfig) -> None:
         raise ConfigError("data.split", f"{data.split!r} leaves nothing to train on; make the first share more than 0")
     _check_packing(data)
     _check_streaming(data)
+
+
+def _check_user_dataset(config: TrainConfig) -> None:
+    if config.hooks.dataset is None:
+        return
+    if config.model.architecture != "decoder":
+        raise ConfigError("hooks.dataset", "needs model.architecture decoder; name prepared data in data.data_path")
+    others = (*PATH_KEYS, "mock_data", "streaming", "sample_packing", "answer_only_loss")
+    also = [name for name in others if getattr(config.data, name)]
+    if config.data.sample_order != "stable":
+        also.append("sample_order")
+    if also:
+        raise ConfigError(
+            f"data.{also[0]}", "cannot be combined with hooks.dataset, which gives all samples; leave out one of them"
+        )
 
 
 def _check_streaming(data: DataConfig) -> None:

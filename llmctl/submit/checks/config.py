@@ -34,7 +34,7 @@ def config_problems(job: Job) -> Iterator[Problem]:
             also=("checkpoint.save", "job.nodes"),
         )
     data = config.data
-    if not (data.data_path or data.train_data_path or data.mock_data):
+    if not (data.data_path or data.train_data_path or data.mock_data or config.hooks.dataset):
         yield Problem(
             "data.data_path",
             "is unset: give the prefix of an indexed dataset, which `llmctl data prepare` makes from text, "

@@ -13,6 +13,7 @@ from trainer.data.errors import DataError
 from trainer.data.loading.loader import DEPTH
 from trainer.data.loading.masked_data import build_masked_data
 from trainer.data.loading.memory_limits import memory_limit
+from trainer.data.loading.user_data import build_user_data
 from trainer.data.samples.batches import BatchShape, Sample, Samples, Split, TrainData
 from trainer.data.samples.blend import BlendedDataset, BlendOrder, normalized
 from trainer.data.samples.continuation import ContinuedDatasets, DatasetRecord
@@ -49,6 +50,8 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
     if config.model.architecture != "decoder":
         requested = {split: samples_of_run(training, split, step) for split in SPLITS}
         return build_masked_data(config, shape, requested, run_dir)
+    if config.hooks.dataset is not None:
+        return build_user_data(config, config.hooks.dataset, shape)
     if config.data.mock_data:
         document_rules(config, (), None)
         vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE

@@ -40,8 +40,18 @@ class PackedSample:
     """Bounds of the documents and the padding; see Documents.bounds."""
 
 
-Sample = Tokens | PackedSample
-"""A window of ``seq_length + 1`` tokens, or a packed sample."""
+@dataclass(frozen=True)
+class MaskedWindow:
+    """A window of tokens, of which some labels do not count."""
+
+    tokens: Tokens
+    """[S + 1]."""
+    counts: npt.NDArray[np.bool_]
+    """[S]: True if the label counts in the loss."""
+
+
+Sample = Tokens | PackedSample | MaskedWindow
+"""A window of ``seq_length + 1`` tokens, a packed sample, or a window with labels that do not count."""
 
 
 class Samples(Protocol):
@@ -154,6 +164,7 @@ class TrainData:
         masks_loss: bool = False,
         stream: Stream | None = None,
         order: SampleOrder | None = None,
+        has_masks: bool = False,
     ) -> None:
         """Wrap ``samples``.
 
@@ -166,6 +177,7 @@ class TrainData:
             masks_loss: True if the samples are packed documents, which have their own loss masks.
             stream: source of streamed text, whose samples are windows; None: prepared data.
             order: order of the training samples, which is part of checkpoints; None: no state.
+            has_masks: True if the samples are MaskedWindow.
         """
         self.vocab_size = vocab_size
         self.notes = notes
@@ -179,7 +191,8 @@ class TrainData:
         self._indexes = range(shape.dp_rank, shape.global_batch_size // size, shape.dp)
         self._offsets = (np.array(self._indexes, np.int64)[:, None] * size + np.arange(size)).ravel()
         self._is_packed = masks_loss
-        self._masks_loss = masks_loss or (packing is not None and packing.mask_loss)
+        self._has_masks = has_masks
+        self._masks_loss = masks_loss or has_masks or (packing is not None and packing.mask_loss)
         self._separates = masks_loss or (packing is not None and packing.separate_attention)
         self._restarts = masks_loss or (packing is not None and packing.restart_positions)
 
@@ -235,6 +248,9 @@ class TrainData:
         if self._is_packed:
             packed = [cast(PackedSample, self._samples[split].sample(number)) for number in numbers.tolist()]
             return self._of_packed(packed, consumed_samples)
+        if self._has_masks:
+            masked = [cast(MaskedWindow, self._samples[split].sample(number)) for number in numbers.tolist()]
+            return self._of_whole(np.stack([one.tokens for one in masked]), np.stack([one.counts for one in masked]))
         return self._of_whole(self._checked(read_windows(self._samples[split], numbers), consumed_samples))
 
     def windows(self, split: Split, consumed_samples: int) -> npt.NDArray[np.int32]:
@@ -274,14 +290,16 @@ class TrainData:
         counts = np.concatenate([one.counts for one in samples])
         return self._divided(tokens, labels, counts, DocumentEnds.between([one.bounds for one in samples]))
 
-    def _of_whole(self, windows: Tokens) -> list[MicroBatch]:
-        """Build micro-batches from windows [N, S + 1]."""
+    def _of_whole(self, windows: Tokens, counts: npt.NDArray[np.bool_] | None = None) -> list[MicroBatch]:
+        """Build micro-batches from windows [N, S + 1] and the labels that count [N, S]; None: all."""
         places = DocumentPlaces()
         if self._packing is not None:
             # Compare before the cast to int64, which would fill the caches of a core. Whole windows are contiguous, and
             # their comparison takes half the time of that of slices.
             places = self._packing.places_of(windows == self._packing.end, windows.shape[1] - 1)
-        return self._divided(windows[:, :-1], windows[:, 1:], *places)
+        if counts is not None and places.counts is not None:
+            counts = counts & places.counts
+        return self._divided(windows[:, :-1], windows[:, 1:], places.counts if counts is None else counts, places.ends)
 
     def _divided(
         self, tokens: Tokens, labels: Tokens, counts: npt.NDArray[np.bool_] | None, ends: DocumentEnds | None

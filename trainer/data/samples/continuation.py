@@ -123,7 +123,8 @@ class ContinuedDatasets(Generic[T_co]):
         """
         if "datasets" not in state:
             self._first = consumed_samples
-            return "data: the checkpoint was trained on streamed text; these datasets are read from their beginning"
+            former = "hooks.dataset" if "hook" in state else "streamed text"
+            return f"data: the checkpoint was trained on {former}; these datasets are read from their beginning"
         first, before = _read_state(state, consumed_samples)
         found = _matches(self._records, before)
         active = [place for place, record in enumerate(before) if record.share]
