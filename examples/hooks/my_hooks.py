@@ -26,6 +26,20 @@ class Progressions:
         return (start + step * np.arange(self.length + 1)) % self.size, self.counts
 
 
+class Letters:
+    """One token per byte of a text, folded to lower case."""
+
+    vocab_size, eod = 250, 249
+
+    def encode(self, text):
+        """Tokens of a text."""
+        return [min(byte, 248) for byte in text.lower().encode()]
+
+    def decode(self, tokens):
+        """Text of tokens."""
+        return bytes(tokens).decode(errors="replace")
+
+
 def dataset(split, config):
     """Other sequences for training than for validation."""
     return Progressions(20, 0, config) if split == "train" else Progressions(8, 1000, config)

@@ -182,6 +182,7 @@ def _keys_that_run_code(values: Mapping[str, Any], cwd: Path) -> Iterator[str]:
         "job.mounts": _listed(job.get("mounts")),
         "job.notify": _listed(job.get("notify")),
         "evaluation.tasks": [task for task in tasks if is_task_file(task)],
+        "data.tokenizer_function": _listed(_mapping(values.get("data")).get("tokenizer_function")),
         "logging.trackers": _listed(_mapping(values.get("logging")).get("trackers")),
         **{f"hooks.{key}": _listed(value) for key, value in _mapping(values.get("hooks")).items() if key != "settings"},
     }

@@ -192,6 +192,9 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser, several: _Values = "+")
     )
     group.add_argument("--vocab-file", type=Path, metavar="FILE", help="File vocab.json (GPT-2) or vocab.txt (BERT).")
     group.add_argument("--merge-file", type=Path, metavar="FILE", help="File merges.txt (GPT-2).")
+    group.add_argument(
+        "--tokenizer-function", metavar="MODULE:FUNCTION", help="A tokenizer of your own: see docs/guide/hooks.md."
+    )
     group.add_argument("--vocab-size", type=int, metavar="N", help="NullTokenizer: number of token ids.")
     group.add_argument(
         "--vocab-extra-ids", type=_number, default=0, metavar="N", help="T5: number of <extra_id_i> tokens. Default: 0."

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
 
 from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_MESSAGE, TokenizerType
+from trainer.config.sections.section import check_functions
 
 
 class TokenizerKeys(BaseModel):
@@ -22,6 +23,8 @@ class TokenizerKeys(BaseModel):
     """GPT-2's vocab.json or BERT's vocab.txt."""
     merge_file: str | None = None
     """GPT-2's merges.txt."""
+    tokenizer_function: str | None = None
+    """A tokenizer of your own, instead of files: ``module:function``, see docs/guide/hooks.md."""
     vocab_extra_ids: NonNegativeInt = 0
     """T5: number of <extra_id_i> tokens, appended to the vocabulary if it lacks them."""
     tokenizer_special_tokens: list[str] = []
@@ -36,6 +39,11 @@ class TokenizerKeys(BaseModel):
     token."""
     eod_token: str | None = None
     """Name of the token that ends a document. Unset: taken from the files, else the usual name in the vocabulary."""
+
+    @field_validator("tokenizer_function")
+    @classmethod
+    def _check_tokenizer_function(cls, value: Any) -> Any:
+        return check_functions(value)
 
     @field_validator("tokenizer_type", mode="before")
     @classmethod

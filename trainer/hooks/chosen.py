@@ -44,8 +44,8 @@ class Hooks:
             return None if place is None else load_function(f"hooks.{key}", place, parameters)
 
         return cls(
-            single("dataset", "split, config"),
-            single("loss", "logits, labels, config"),
+            single("dataset_function", "split, config"),
+            single("loss_function", "logits, labels, config"),
             single("lr_function", "step, config"),
             *(listed(key) for key in ("metrics", "after_step", "before_save")),
         )

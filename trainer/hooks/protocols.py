@@ -64,7 +64,7 @@ class StepFacts:
 
 
 class Dataset(Protocol):
-    """``hooks.dataset``: the samples of a split."""
+    """``hooks.dataset_function``: the samples of a split."""
 
     def __call__(self, split: str, config: TrainConfig) -> Any:
         """A dataset with ``len(dataset)`` and ``dataset[index]``; None: no such split. ``split`` is train or valid.
@@ -79,8 +79,23 @@ class Dataset(Protocol):
         """
 
 
+class Tokenizer(Protocol):
+    """The result of the function ``data.tokenizer_function``, which takes no arguments."""
+
+    vocab_size: int
+    """Number of ids: one more than the largest."""
+    eod: int | None
+    """Id of the token that ends a document; None without one."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Ids of a text, without ``eod``; the same in every process."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids without ``eod``."""
+
+
 class TokenLoss(Protocol):
-    """``hooks.loss``: the loss of every token.
+    """``hooks.loss_function``: the loss of every token.
 
     Legend: N tokens of a micro-batch, V vocabulary without padding.
     """

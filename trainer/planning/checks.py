@@ -96,7 +96,8 @@ RELATIONS = (
         "data_checks:check_data",
         (
             *("data.data_path", "data.train_data_path", "data.valid_data_path", "data.test_data_path", "data.split"),
-            *("data.sample_packing", "data.answer_only_loss", "data.streaming*", "hooks.dataset"),
+            *("data.sample_packing", "data.answer_only_loss", "data.streaming*", "hooks.dataset_function"),
+            "data.tokenizer_function",
         ),
     ),
     Relation("kernel_choice:check_kernels", ("training.kernel_backends", "parallel.no_gradient_accumulation_fusion")),
@@ -220,7 +221,7 @@ def _check_evaluation(config: TrainConfig) -> None:
         unused = next((key for key in ("every", "limit") if getattr(evaluation, key) is not None), None)
         if unused is not None:
             raise ConfigError(f"evaluation.{unused}", "has no effect without tasks; set evaluation.tasks")
-    elif not (data.tokenizer_model or data.vocab_file):
+    elif not (data.tokenizer_model or data.vocab_file or data.tokenizer_function):
         raise ConfigError("evaluation.tasks", "needs a tokenizer; set data.tokenizer_model")
 
 

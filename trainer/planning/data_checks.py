@@ -28,6 +28,7 @@ def check_data(config: TrainConfig) -> None:
             f"cannot be combined with data.{sources[0]}; set only one of the two: null unsets a path",
         )
     _check_user_dataset(config)
+    _check_user_tokenizer(config)
     for name in PATH_KEYS:
         parse_blend(f"data.{name}", getattr(data, name))
     for name in SPLIT_PATH_KEYS[1:]:
@@ -43,17 +44,40 @@ def check_data(config: TrainConfig) -> None:
 
 
 def _check_user_dataset(config: TrainConfig) -> None:
-    if config.hooks.dataset is None:
+    if config.hooks.dataset_function is None:
         return
     if config.model.architecture != "decoder":
-        raise ConfigError("hooks.dataset", "needs model.architecture decoder; name prepared data in data.data_path")
+        raise ConfigError(
+            "hooks.dataset_function", "needs model.architecture decoder; name prepared data in data.data_path"
+        )
     others = (*PATH_KEYS, "mock_data", "streaming", "sample_packing", "answer_only_loss")
     also = [name for name in others if getattr(config.data, name)]
     if config.data.sample_order != "stable":
         also.append("sample_order")
     if also:
         raise ConfigError(
-            f"data.{also[0]}", "cannot be combined with hooks.dataset, which gives all samples; leave out one of them"
+            f"data.{also[0]}",
+            "cannot be combined with hooks.dataset_function, which gives all samples; leave out one of them",
+        )
+
+
+def _check_user_tokenizer(config: TrainConfig) -> None:
+    data = config.data
+    if data.tokenizer_function is None:
+        return
+    if config.model.architecture != "decoder":
+        raise ConfigError(
+            "data.tokenizer_function",
+            "needs model.architecture decoder, since bert and t5 mask whole words, which only a tokenizer's files "
+            "show; name these in data.tokenizer_model",
+        )
+    files = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file")
+    tokens = ("vocab_extra_ids", "tokenizer_special_tokens", "tiktoken_pattern", "eod_token")
+    also = [name for name in (*files, *tokens) if getattr(data, name)]
+    if also:
+        raise ConfigError(
+            f"data.{also[0]}",
+            "cannot be combined with data.tokenizer_function; leave out one of them",
         )
 
 
@@ -73,7 +97,8 @@ def _check_streaming(data: DataConfig) -> None:
         )
     if data.sample_order == "megatron":
         raise ConfigError("data.sample_order", "megatron needs prepared data; use stable with data.streaming")
-    if not (data.tokenizer_model or data.vocab_file or data.tokenizer_type == "NullTokenizer"):
+    is_named = data.tokenizer_model or data.vocab_file or data.tokenizer_function
+    if not (is_named or data.tokenizer_type == "NullTokenizer"):
         raise ConfigError("data.tokenizer_model", "is unset, but data.streaming needs it; name the tokenizer's files")
     for name in PATH_KEYS:
         if weight_places(getattr(data, name)):

@@ -304,18 +304,18 @@ IMPOSSIBLE: Rows = (
         "needs mtp_num_layers above 0; set that, or leave this key out",
     ),
     (
-        "hooks.loss",
-        lambda c: c.hooks.loss is not None and c.model.architecture != "decoder",
+        "hooks.loss_function",
+        lambda c: c.hooks.loss_function is not None and c.model.architecture != "decoder",
         "needs model.architecture decoder, since bert and t5 have losses of their own; leave it out",
     ),
     (
-        "hooks.loss",
-        lambda c: c.hooks.loss is not None and c.model.mtp_num_layers > 0,
+        "hooks.loss_function",
+        lambda c: c.hooks.loss_function is not None and c.model.mtp_num_layers > 0,
         "cannot be combined with model.mtp_num_layers, whose layers have a loss of their own; leave out one of them",
     ),
     (
-        "hooks.loss",
-        lambda c: c.hooks.loss is not None and c.model.z_loss_coeff > 0,
+        "hooks.loss_function",
+        lambda c: c.hooks.loss_function is not None and c.model.z_loss_coeff > 0,
         "cannot be combined with model.z_loss_coeff, a term of the cross entropy that it replaces; leave out one of "
         "them, and add the term in your function",
     ),

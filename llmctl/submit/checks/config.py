@@ -34,7 +34,7 @@ def config_problems(job: Job) -> Iterator[Problem]:
             also=("checkpoint.save", "job.nodes"),
         )
     data = config.data
-    if not (data.data_path or data.train_data_path or data.mock_data or config.hooks.dataset):
+    if not (data.data_path or data.train_data_path or data.mock_data or config.hooks.dataset_function):
         yield Problem(
             "data.data_path",
             "is unset: give the prefix of an indexed dataset, which `llmctl data prepare` makes from text, "
@@ -50,8 +50,8 @@ def config_problems(job: Job) -> Iterator[Problem]:
 def generated_data_warnings(config: TrainConfig) -> list[str]:
     """One line for a decoder on generated data without a tokenizer: such a run cannot continue a text."""
     data = config.data
-    has_tokenizer = data.tokenizer_model or data.vocab_file or data.tokenizer_type == "NullTokenizer"
-    if not data.mock_data or has_tokenizer or config.model.architecture != "decoder":
+    named = data.tokenizer_model or data.vocab_file or data.tokenizer_function
+    if not data.mock_data or named or data.tokenizer_type == "NullTokenizer" or config.model.architecture != "decoder":
         return []
     return [
         "data.mock_data: generated data has no tokenizer, so `llmctl generate` refuses this run; "

@@ -76,10 +76,12 @@ def test_images_mounts_and_task_files_are_named_too(folder: Path, capsys: pytest
 
 def test_functions_are_named_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hooks = {"lr_function": "os:abort", "metrics": ["a:b", "a:c"], "settings": {"limit": 3}}
-    write(folder, mode=0o666, logging={"trackers": ["a:make"]}, hooks=hooks)
+    data = {"tokenizer_function": "a:Words"}
+    write(folder, mode=0o666, data=data, logging={"trackers": ["a:make"]}, hooks=hooks)
     code, said = submitted(capsys)
     assert code == 3
-    assert "logging.trackers (a:make), hooks.lr_function (os:abort) and hooks.metrics (a:b, a:c) can run" in said
+    assert "data.tokenizer_function (a:Words), logging.trackers (a:make), hooks.lr_function (os:abort)" in said
+    assert " and hooks.metrics (a:b, a:c) can run" in said
 
 
 def test_a_found_config_that_runs_no_code_is_only_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from trainer.data.samples.user_dataset import UserOrder, UserSamples
 from trainer.hooks.user_function import HookError, UserFunction
 from trainer.planning.build_config import build_config
 
-HOOK = UserFunction("hooks.dataset", "mine:dataset", len)
+HOOK = UserFunction("hooks.dataset_function", "mine:dataset", len)
 MINE = """
 def few(split, config):
     import my_hooks
@@ -71,7 +71,7 @@ WRONG = {
 def test_another_form_is_refused_before_training(said, items):
     with pytest.raises(HookError) as caught:
         samples(items)
-    assert str(caught.value).startswith("hooks.dataset: mine:dataset ")
+    assert str(caught.value).startswith("hooks.dataset_function: mine:dataset ")
     assert said in str(caught.value)
 
 
@@ -100,7 +100,7 @@ def test_a_resume_in_another_order_is_refused():
     ):
         with pytest.raises(DataError, match=said):
             other.restore(order().state(), 8)
-    assert "trained on other data; hooks.dataset goes on at sample 8" in order().restore({"datasets": []}, 8)
+    assert "trained on other data; hooks.dataset_function goes on at sample 8" in order().restore({"datasets": []}, 8)
 
 
 def test_replicas_train_as_one_rank_does_over_several_epochs(tmp_path):
@@ -115,9 +115,9 @@ def test_replicas_train_as_one_rank_does_over_several_epochs(tmp_path):
 def test_a_run_without_a_valid_split_says_so_and_another_length_is_no_resume(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     run = train(tmp_path / "run", "serial", training={"exit_interval": 3})
-    train(run, "serial", 2, folders=[tmp_path], code=3, hooks={"dataset": "mine:few"})
-    assert "hooks.dataset: the checkpoint was trained with 20 items, but this run has 19 items" in log(run, 2)
-    other = train(tmp_path / "other", "serial", folders=[tmp_path], hooks={"dataset": "mine:few"})
+    train(run, "serial", 2, folders=[tmp_path], code=3, hooks={"dataset_function": "mine:few"})
+    assert "hooks.dataset_function: the checkpoint was trained with 20 items, but this run has 19 items" in log(run, 2)
+    other = train(tmp_path / "other", "serial", folders=[tmp_path], hooks={"dataset_function": "mine:few"})
     assert "no evaluation during training: there is no valid split" in log(other)
     assert not rows(other)[1]
 
@@ -138,7 +138,7 @@ def config(hooks, **sections):
 
 def test_nothing_to_train_on_is_refused():
     with pytest.raises(DataError, match="nothing returned None for split train; return a dataset"):
-        build_data(config({"dataset": f"{__name__}:nothing"}), 0, 1)
+        build_data(config({"dataset_function": f"{__name__}:nothing"}), 0, 1)
 
 
 OTHERS = {
@@ -153,5 +153,5 @@ OTHERS = {
 @pytest.mark.parametrize(("key", "value"), OTHERS.items())
 def test_other_data_is_refused_beside_it(key, value):
     with pytest.raises(ConfigError) as caught:
-        config({"dataset": "mine:dataset"}, data={key: value})
-    assert str(caught.value).startswith(f"data.{key}: cannot be combined with hooks.dataset")
+        config({"dataset_function": "mine:dataset"}, data={key: value})
+    assert str(caught.value).startswith(f"data.{key}: cannot be combined with hooks.dataset_function")

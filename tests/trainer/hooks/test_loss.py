@@ -45,8 +45,8 @@ def losses(run):
 @pytest.mark.parametrize("layout", WORLD_SIZES)
 def test_cross_entropy_as_a_function_trains_as_the_built_in_one(tmp_path, mine, layout):
     others = without("lr_function", "metrics", "after_step", "before_save")
-    built_in = train(tmp_path / "built_in", layout, hooks={**others, "loss": None})
-    own = train(tmp_path / "own", layout, folders=mine, hooks={**others, "loss": "losses:plain"})
+    built_in = train(tmp_path / "built_in", layout, hooks={**others, "loss_function": None})
+    own = train(tmp_path / "own", layout, folders=mine, hooks={**others, "loss_function": "losses:plain"})
     for found, expected in zip(losses(own), losses(built_in), strict=True):
         assert found == pytest.approx(expected, abs=LIMIT["loss"])
     norms = [[row["grad_norm"] for row in rows(run)[0].values()] for run in (own, built_in)]
@@ -54,9 +54,11 @@ def test_cross_entropy_as_a_function_trains_as_the_built_in_one(tmp_path, mine, 
 
 
 def test_a_mean_over_tokens_is_refused(tmp_path, mine):
-    run = train(tmp_path / "run", "serial", folders=mine, code=1, hooks={"loss": "losses:mean"})
+    run = train(tmp_path / "run", "serial", folders=mine, code=1, hooks={"loss_function": "losses:mean"})
     said = json.loads((run / "attempts/1/errors/rank-00000.json").read_text())["message"]
-    assert said == ("hooks.loss: losses:mean returned the shape []; a loss returns one number per label, of shape [64]")
+    assert said == (
+        "hooks.loss_function: losses:mean returned the shape []; a loss returns one number per label, of shape [64]"
+    )
 
 
 def smoothed(logits, labels):

@@ -67,14 +67,14 @@ def config(hooks, **sections):
             "hooks.lr_function: cannot be combined with optimizer.lr_decay_style, which is a schedule too",
         ),
         (
-            {"loss": "my_hooks:loss"},
+            {"loss_function": "my_hooks:loss"},
             {"model": {"z_loss_coeff": 1e-4}},
-            "hooks.loss: cannot be combined with model.z_loss",
+            "hooks.loss_function: cannot be combined with model.z_loss",
         ),
         (
-            {"loss": "my_hooks:loss"},
+            {"loss_function": "my_hooks:loss"},
             {"model": {"mtp_num_layers": 1, "position_embedding_type": "rope"}},
-            "hooks.loss: cannot be combined with model.mtp",
+            "hooks.loss_function: cannot be combined with model.mtp",
         ),
     ],
 )

@@ -14,9 +14,9 @@ class HooksConfig(Section):
     trainer/hooks/protocols.py has the signature of each.
     """
 
-    dataset: str | None = None
+    dataset_function: str | None = None
     """Gives the samples of a split, instead of the data that section data names."""
-    loss: str | None = None
+    loss_function: str | None = None
     """Gives the loss of every token from the logits, instead of cross entropy."""
     lr_function: str | None = None
     """Gives the learning rate of every step, instead of optimizer.lr_decay_style."""
@@ -29,14 +29,14 @@ class HooksConfig(Section):
     settings: dict[str, Any] = {}
     """Values for your functions, which read them from the config: names and values of your choice."""
 
-    @field_validator("dataset", "loss", "lr_function", "metrics", "after_step", "before_save")
+    @field_validator("dataset_function", "loss_function", "lr_function", "metrics", "after_step", "before_save")
     @classmethod
     def _check_functions(cls, value: Any) -> Any:
         return check_functions(value)
 
     def of_results(self) -> list[tuple[str, Any, Any]]:
         """Key, value and default of all that can change the results of a run."""
-        keys = ("dataset", "loss", "lr_function", "settings")
+        keys = ("dataset_function", "loss_function", "lr_function", "settings")
         return [(key, getattr(self, key), type(self).model_fields[key].default) for key in keys]
 
     @field_validator("metrics")

@@ -50,8 +50,8 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
     if config.model.architecture != "decoder":
         requested = {split: samples_of_run(training, split, step) for split in SPLITS}
         return build_masked_data(config, shape, requested, run_dir)
-    if config.hooks.dataset is not None:
-        return build_user_data(config, config.hooks.dataset, shape)
+    if config.hooks.dataset_function is not None:
+        return build_user_data(config, config.hooks.dataset_function, shape)
     if config.data.mock_data:
         document_rules(config, (), None)
         vocab_size = config.model.vocab_size or DEFAULT_VOCAB_SIZE

@@ -1,4 +1,4 @@
-"""Data of a run from the user's function ``hooks.dataset``."""
+"""Data of a run from the user's function ``hooks.dataset_function``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def build_user_data(config: TrainConfig, place: str, shape: BatchShape) -> Train
     settings, training = settings_of(config.data, config.model.vocab_size), config.training
     tokenizer = open_tokenizer(settings) if settings.is_set else None
     vocab_size = vocabulary(config, (), tokenizer)
-    hook = load_function("hooks.dataset", place, "split, config")
+    hook = load_function("hooks.dataset_function", place, "split, config")
     samples: dict[Split, UserSamples] = {}
     for split in _SPLITS:
         dataset = hook(split, config)
         if dataset is not None:
             samples[split] = UserSamples(hook, split, dataset, training.seq_length, vocab_size, training.seed)
     if "train" not in samples:
-        raise DataError(f"hooks.dataset: {place} returned None for split train; return a dataset")
+        raise DataError(f"hooks.dataset_function: {place} returned None for split train; return a dataset")
     if len({one.has_masks for one in samples.values()}) > 1:
         raise DataError(
-            f"hooks.dataset: {place} returns the labels that count for one of train and valid only; return them for "
-            "both, or for none"
+            f"hooks.dataset_function: {place} returns the labels that count for one of train and valid only; return "
+            "them for both, or for none"
         )
     lacks_valid = training.eval_iters and "valid" not in samples
     return TrainData(

@@ -123,7 +123,7 @@ class ContinuedDatasets(Generic[T_co]):
         """
         if "datasets" not in state:
             self._first = consumed_samples
-            former = "hooks.dataset" if "hook" in state else "streamed text"
+            former = "hooks.dataset_function" if "hook" in state else "streamed text"
             return f"data: the checkpoint was trained on {former}; these datasets are read from their beginning"
         first, before = _read_state(state, consumed_samples)
         found = _matches(self._records, before)

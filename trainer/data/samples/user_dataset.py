@@ -1,4 +1,4 @@
-"""Samples of a dataset of the user's own (``hooks.dataset``): checked items in a resumable order.
+"""Samples of a dataset of the user's own (``hooks.dataset_function``): checked items in a resumable order.
 
 ``RandomState([seed, epoch])`` shuffles each epoch, unless the dataset has the attribute ``shuffle`` with the value
 False.
@@ -130,15 +130,16 @@ class UserOrder:
         """
         if "hook" not in state:
             return (
-                f"data: the checkpoint was trained on other data; hooks.dataset goes on at sample {consumed_samples:,}"
+                "data: the checkpoint was trained on other data; hooks.dataset_function goes on at sample "
+                f"{consumed_samples:,}"
             )
         words = {"items": "{} items", "is_shuffled": "shuffle {}", "seed": "training.seed {}"}
         for name, text in words.items():
             if state.get(name) != self._state[name]:
                 then, now = (text.format(values.get(name)) for values in (state, self._state))
                 raise DataError(
-                    f"hooks.dataset: the checkpoint was trained with {then}, but this run has {now}, which changes the "
-                    "order of the samples; restore the former value, or start a new run from the weights with "
-                    "checkpoint.load and checkpoint.finetune"
+                    f"hooks.dataset_function: the checkpoint was trained with {then}, but this run has {now}, which "
+                    "changes the order of the samples; restore the former value, or start a new run from the weights "
+                    "with checkpoint.load and checkpoint.finetune"
                 )
         return None

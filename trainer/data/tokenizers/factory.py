@@ -20,6 +20,7 @@ from trainer.data.tokenizers.settings import TokenizerSettings, settings_of
 from trainer.data.tokenizers.special_names import declared_names, names_in, read_json_beside
 from trainer.data.tokenizers.tiktoken_ranks import RanksVocabulary
 from trainer.data.tokenizers.tokenizer import Tokenizer
+from trainer.data.tokenizers.user_tokenizer import open_user_tokenizer
 from trainer.data.tokenizers.vocabulary import Vocabulary, VocabularyTokenizer
 from trainer.data.tokenizers.wordpiece import read_wordpiece
 from trainer.families.format.errors import FamilyError
@@ -64,6 +65,13 @@ def open_tokenizer(settings: TokenizerSettings) -> Tokenizer:
             that reads the file is not installed.
     """
     kind = settings.tokenizer_type
+    if settings.tokenizer_function is not None:
+        if settings.has_files or kind is not None:
+            raise DataError(
+                "tokenizer_function: cannot be combined with a tokenizer's files or tokenizer_type; leave out one of "
+                "them"
+            )
+        return open_user_tokenizer(settings.tokenizer_function)
     if kind is not None and kind not in TOKENIZER_TYPES:
         raise DataError(f"tokenizer_type: {kind!r} is not available; valid are {', '.join(TOKENIZER_TYPES)}")
     if kind == "NullTokenizer":

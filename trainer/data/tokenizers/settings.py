@@ -20,6 +20,7 @@ class TokenizerSettings:
         tokenizer_model: the file, or a folder that holds the files.
         vocab_file: vocab.json of a GPT-2 BPE, or vocab.txt of a WordPiece.
         merge_file: merges.txt of a GPT-2 BPE.
+        tokenizer_function: ``module:function`` that returns a tokenizer of the user's own; then all else is unset.
         vocab_size: number of ids of a NullTokenizer, or the maximum number of ids of a TikTokenizer's list.
         vocab_extra_ids: number of <extra_id_i> tokens, added after the vocabulary unless they are in it.
         tokenizer_special_tokens: names of further tokens, added likewise; encoded text never contains them.
@@ -36,6 +37,7 @@ class TokenizerSettings:
     tokenizer_model: str | None = None
     vocab_file: str | None = None
     merge_file: str | None = None
+    tokenizer_function: str | None = None
     vocab_size: int | None = None
     vocab_extra_ids: int = 0
     tokenizer_special_tokens: tuple[str, ...] = ()
@@ -48,7 +50,7 @@ class TokenizerSettings:
     @property
     def is_set(self) -> bool:
         """True if a tokenizer is named."""
-        return self.has_files or self.tokenizer_type == "NullTokenizer"
+        return self.has_files or self.tokenizer_function is not None or self.tokenizer_type == "NullTokenizer"
 
     @property
     def has_files(self) -> bool:
@@ -58,7 +60,9 @@ class TokenizerSettings:
     @property
     def name(self) -> str:
         """Name of the tokenizer for messages."""
-        return self.tokenizer_model or self.vocab_file or self.tokenizer_type or "no tokenizer"
+        return (
+            self.tokenizer_model or self.vocab_file or self.tokenizer_function or self.tokenizer_type or "no tokenizer"
+        )
 
 
 def settings_of(data: DataConfig, vocab_size: int | None = None) -> TokenizerSettings:
@@ -68,6 +72,7 @@ def settings_of(data: DataConfig, vocab_size: int | None = None) -> TokenizerSet
         tokenizer_model=data.tokenizer_model,
         vocab_file=data.vocab_file,
         merge_file=data.merge_file,
+        tokenizer_function=data.tokenizer_function,
         vocab_size=vocab_size,
         vocab_extra_ids=data.vocab_extra_ids,
         tokenizer_special_tokens=tuple(data.tokenizer_special_tokens),
@@ -85,6 +90,7 @@ def settings_from_flags(options: argparse.Namespace) -> TokenizerSettings:
         tokenizer_model=_text(options.tokenizer_model),
         vocab_file=_text(options.vocab_file),
         merge_file=_text(options.merge_file),
+        tokenizer_function=options.tokenizer_function,
         vocab_size=options.vocab_size,
         vocab_extra_ids=options.vocab_extra_ids,
         tokenizer_special_tokens=tuple(options.tokenizer_special_tokens),

@@ -103,7 +103,7 @@ def _own_loss_bytes(config: TrainConfig, vocab_size: int) -> int:
 
     The whole vocabulary's, and in float32 a copy, its log-softmax and its gradient, as F.cross_entropy has them.
     """
-    if config.hooks.loss is None:
+    if config.hooks.loss_function is None:
         return 0
     gathered = element_bytes(config) if config.parallel.tensor_model_parallel_size > 1 else 0
     return vocab_size * (gathered + 3 * 4)

@@ -138,7 +138,7 @@ def test_first_rank_of_1f1b_keeps_most_micro_batches() -> None:
 
 def test_a_loss_of_the_users_own_needs_the_logits_of_the_whole_vocabulary() -> None:
     plain = tiny(LLAMA, {TP: 2}, micro_batch_size=1)
-    own = plain.model_copy(update={"hooks": HooksConfig(loss="my_hooks:loss")})
+    own = plain.model_copy(update={"hooks": HooksConfig(loss_function="my_hooks:loss")})
     logits = [memory_of_ranks(config, VOCAB, 2)[0].bytes_of["logits"] for config in (plain, own)]
     # Gathered in float32, and a copy, its log-softmax and its gradient.
     assert logits[1] - logits[0] == 32 * VOCAB * (4 + 3 * 4)
