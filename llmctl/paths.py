@@ -1,4 +1,4 @@
-"""Locations of files: user folders (XDG base directories), templates, clusters, examples and csrc.
+"""Locations of files: user folders (XDG base directories), and what comes with llmctl.
 
 The user's own files come first, then the copies bundled in the wheel, then those of a checkout.
 Source: XDG Base Directory Specification 0.8, https://specifications.freedesktop.org/basedir-spec/latest/
@@ -15,7 +15,7 @@ from llmctl.errors import UsageError
 
 PACKAGE = Path(__file__).resolve().parent
 BUNDLED = PACKAGE / "_bundled" if (PACKAGE / "_bundled").is_dir() else PACKAGE.parent
-"""Folder of the ``templates``, ``clusters``, ``examples`` and ``csrc`` of this llmctl: in its wheel or checkout."""
+"""Folder of the ``templates``, ``clusters``, ``examples``, ``csrc`` and ``docs``, in the wheel or checkout."""
 TRAINER = PACKAGE.parent / "trainer"
 """The trainer package that comes with this llmctl."""
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[1]
-BUNDLED = ("templates", "clusters", "examples", "csrc")
+BUNDLED = ("templates", "clusters", "examples", "csrc", "docs/guide", "docs/reference", "docs/sites")
 MAX_PACKAGES = 28
 MAX_SITE_PACKAGES_MB = 90
 

@@ -28,6 +28,7 @@ _ANSWERS = {
     "llmctl nodes shows the nodes of a cluster": "sinfo",
     "llmctl init writes a config": "config",
     "llmctl init writes a config, llmctl clusters new the profile of a cluster": "new",
+    "llmctl docs lists the pages of the documentation, llmctl docs PAGE shows one": "doc man manual guide",
     "llmctl --version shows the version": "version",
 }
 

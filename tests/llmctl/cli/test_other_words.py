@@ -13,6 +13,7 @@ from llmctl.cli.main import COMMANDS, main
     [
         ("kill", "llmctl cancel RUN ends a run"),
         ("run", "llmctl submit starts a run"),
+        ("man", "llmctl docs lists the pages of the documentation, llmctl docs PAGE shows one"),
         ("LS", "llmctl list lists runs"),
         ("sumbit", "did you mean submit?"),
         ("zzzz", "`llmctl --help` lists the commands"),
