@@ -173,7 +173,7 @@ def dry_run(given: Mapping[str, Any]) -> DryRun:
             run_dir=record.run_dir,
             script=plan.rendered.script,
             commands=tuple(tuple(command.argv) for command in plan.rendered.commands),
-            document=dry_run_document(plan, call.context, {}),
+            document=dry_run_document(plan, call.context, None),
             messages=tuple(call.messages),
         )
 

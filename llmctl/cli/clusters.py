@@ -1,6 +1,6 @@
 """``llmctl clusters list|show|validate|new|setup``: cluster profiles with the user's overlays applied."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -19,6 +19,28 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _CLUSTER = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.", autocompletion=complete_cluster)]
+
+
+class ClusterRow(TypedDict):
+    """A cluster that has a profile."""
+
+    name: str
+    """Name of the cluster."""
+    scheduler: str
+    """Its scheduler; empty if the profile is not valid."""
+    description: str
+    """The profile's description; or its fault, after ``not valid:``."""
+    files: list[str]
+    """Files of the profile; each lies over those before it."""
+
+
+class ClusterPlaces(TypedDict):
+    """The sources of a profile's values."""
+
+    files: list[str]
+    """Files of the profile; each lies over those before it."""
+    origins: dict[str, str]
+    """Dotted key -> the file that sets it; other keys have llmctl's defaults."""
 
 
 @app.callback()
@@ -57,8 +79,11 @@ def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
     found = origins(folders, name)
     values = profile.model_dump(mode="json")
     if as_json:
-        where = {key: str(path) for key, path in found.items()}
-        print_json({**values, "files": [str(path) for path in files], "origins": where})
+        places: ClusterPlaces = {
+            "files": [str(path) for path in files],
+            "origins": {key: str(path) for key, path in found.items()},
+        }
+        print_json({**values, **places})
         return
     words = {path: "yours" if path.is_relative_to(folders.clusters) else "bundled" for path in files}
     marks = {key: words[path] for key, path in found.items()}
@@ -104,7 +129,7 @@ def _is_in_use(context: Context, name: str) -> bool:
     return name == DEFAULT_CLUSTER or (context.folders.clusters / f"{name}.yaml").is_file()
 
 
-def _row(context: Context, name: str) -> dict[str, Any]:
+def _row(context: Context, name: str) -> ClusterRow:
     files = [str(path) for path in profile_files(context.folders, name)]
     try:
         profile: ClusterProfile = context.profile(name, ARGUMENT)

@@ -23,10 +23,15 @@ def rich_console() -> "Console":
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output."""
+    """Print one JSON document on standard output. ``llmctl schema`` has its schema."""
+    print(json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """A document as commands print it."""
     import json
 
-    print(json.dumps(document, indent=1))
+    return json.dumps(document, indent=1)
 
 
 def write_new_file(target: Path, text: str, shown: str) -> None:

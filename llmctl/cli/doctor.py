@@ -1,6 +1,7 @@
 """``llmctl doctor``: check a cluster, with a remedy for each problem."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -15,6 +16,21 @@ from llmctl.terminal_text import printable
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "FAULT": "bold red"}
+
+
+@dataclass(frozen=True)
+class DoctorDocument:
+    """The document of ``--json``.
+
+    Attributes:
+        cluster: name of the profile.
+        faults: number of checks in state FAULT.
+        checks: the checks, in order.
+    """
+
+    cluster: str
+    faults: int
+    checks: Sequence[Check]
 
 
 @app.command()
@@ -49,5 +65,5 @@ def doctor(
             print(f"{'':8} {'':17} fix: {printable(check.remedy)}")
     if as_json:
         faults = sum(check.state == "FAULT" for check in checks)
-        print_json({"cluster": profile.name, "faults": faults, "checks": [asdict(check) for check in checks]})
+        print_json(asdict(DoctorDocument(profile.name, faults, checks)))
     return exit_code(checks)

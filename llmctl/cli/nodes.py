@@ -1,7 +1,7 @@
 """``llmctl nodes``: the nodes of a cluster, with their states and reasons."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -17,6 +17,21 @@ COLUMNS = ("QUEUES", "STATE", "NODES", "GPUS", "CORES", "MEMORY", "NAMES", "REAS
 COLOURS = {"idle": "green", "mixed": "cyan", "allocated": "blue", "draining": "yellow", "drained": "yellow"}
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@dataclass(frozen=True)
+class NodesDocument:
+    """The document of ``--json``.
+
+    Attributes:
+        cluster: name of the profile.
+        nodes: the nodes, in order of name.
+        queues: counts of each queue.
+    """
+
+    cluster: str
+    nodes: Sequence[NodeReport]
+    queues: Sequence[QueueSummary]
 
 
 @app.command()
@@ -36,8 +51,7 @@ def nodes(
     name, origin = context.cluster(cluster)
     found = read_nodes(ClusterSession.of(context, name, origin))
     if as_json:
-        queues = [asdict(summary) for summary in summarize(found)]
-        print_json({"cluster": name, "nodes": [asdict(node) for node in found], "queues": queues})
+        print_json(asdict(NodesDocument(name, found, summarize(found))))
         return
     if not found:
         say(f"{name}: the scheduler lists no nodes")

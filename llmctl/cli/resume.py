@@ -1,11 +1,14 @@
 """``llmctl resume``: the next submission of a run, in the same run directory."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmctl.cli.completion import complete_run
 from llmctl.context import Context, say
+
+if TYPE_CHECKING:
+    from llmctl.operate.submission import Resumed
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -46,7 +49,7 @@ def resume(
     )
     with planned as (plan, point):
         say(f"{entry.run_id}: {point.sentence}")
-        more = {"resumes_from": point.iteration}
+        more: Resumed = {"resumes_from": point.iteration}
         display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow, more=more)
         if is_dry:
             show_plan(plan, context, display)

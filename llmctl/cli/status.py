@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -91,8 +91,16 @@ def _select(context: Context, references: Sequence[str], cluster: str, every: bo
     return choose_entries([entry for entry in context.index.entries() if cluster in ("", entry.cluster)], every=every)
 
 
+class RunPlace(TypedDict):
+    """Beside the fields of RunView."""
+
+    run_dir: str
+    """Directory of the run, on the cluster."""
+
+
 def _document(view: RunView, entry: IndexEntry) -> dict[str, Any]:
-    return {**view.as_json(), "run_dir": str(entry.run_dir)}
+    place: RunPlace = {"run_dir": str(entry.run_dir)}
+    return {**view.as_json(), **place}
 
 
 def _page(view: RunView, encoding: str | None) -> list[str]:

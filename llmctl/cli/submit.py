@@ -1,8 +1,7 @@
 """``llmctl submit``: start a run on a cluster. Shows and carries out the plans of other commands too."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +12,7 @@ from llmctl.context import Context
 from llmctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from llmctl.operate.submission import Resumed
     from llmctl.runs.record import RunRecord
     from llmctl.submit.job import SubmitArguments, SubmitPlan
 
@@ -205,7 +205,7 @@ class Display:
     script: bool = False
     as_json: bool = False
     follow: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: "Resumed | None" = None
 
 
 def submit_plan(plan: "SubmitPlan", context: Context, display: Display) -> int:

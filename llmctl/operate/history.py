@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from llmctl.context import ClusterSession, Context
 from llmctl.errors import LlmctlError, UsageError
@@ -15,6 +15,21 @@ from llmctl.runs.record import RunRecord
 from llmctl.runs.time_used import seconds_used
 from llmctl.runs.view import RunView
 from llmctl.site.profile import ClusterProfile
+
+
+class PastRunFacts(TypedDict):
+    """Beside the fields of RunView."""
+
+    run_dir: str
+    """Directory of the run, on the cluster."""
+    created: float
+    """Time when the run was created, in seconds since 1970."""
+    node_hours: float | None
+    """Node-hours of all attempts; null if unknown."""
+    points: float | None
+    """Charge of all attempts, in the site's unit; null if the site has none, or if unknown."""
+    unit: str | None
+    """Unit of the points."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +59,14 @@ class PastRun:
 
     def as_json(self) -> dict[str, Any]:
         """The view's fields and these, as plain values."""
-        used = {"node_hours": self.node_hours, "points": self.points, "unit": self.unit or None}
-        return {**self.view.as_json(), "run_dir": str(self.entry.run_dir), "created": self.entry.created, **used}
+        facts: PastRunFacts = {
+            "run_dir": str(self.entry.run_dir),
+            "created": self.entry.created,
+            "node_hours": self.node_hours,
+            "points": self.points,
+            "unit": self.unit or None,
+        }
+        return {**self.view.as_json(), **facts}
 
 
 def find_runs(

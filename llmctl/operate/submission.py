@@ -1,10 +1,14 @@
 """The facts of a plan before and after its submission, as commands and the Python API report them."""
 
 import shlex
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from typing_extensions import NotRequired, TypedDict
 
 from llmctl.context import Context
+from llmctl.submit.job import JobCostFacts
+from llmctl.submit.preview.place import CommandPlan, TrainingPlan
 
 if TYPE_CHECKING:
     from llmctl.runs.record import RunRecord
@@ -12,29 +16,77 @@ if TYPE_CHECKING:
     from llmctl.submit.preview.place import Preview
 
 
-def dry_run_document(plan: "SubmitPlan", context: Context, more: Mapping[str, Any]) -> dict[str, Any]:
+class HostedCommand(TypedDict):
+    """One command of a submission."""
+
+    host: str
+    """Name of the host; ``login`` is the machine of the scheduler's commands."""
+    argv: list[str]
+    """Program and arguments."""
+
+
+class SubmitDocument(TypedDict):
+    """The facts of a submission, or of its dry run."""
+
+    run_id: str
+    """The run."""
+    name: str
+    """The user's name for the run."""
+    cluster: str
+    """Name of the profile."""
+    run_dir: str
+    """Directory of the run, on the cluster."""
+    job_ids: list[str]
+    """Ids of the jobs of this submission, one for each host; empty for a dry run."""
+    queue: str | None
+    """Queue or partition; null for the site's default, and where there are no queues."""
+    cost: JobCostFacts | None
+    """Size of the request and its largest charge; null where there is no scheduler."""
+    submitted: list[str]
+    """The commands that submit, each quoted for a shell."""
+    plan: TrainingPlan | CommandPlan
+    """The plan; that of a COMMAND has only its rows."""
+    resumes_from: NotRequired[int | None]
+    """Iteration of the checkpoint; null if only the job can find it."""
+    script: NotRequired[str]
+    """Content of job.sh."""
+    commands: NotRequired[list[HostedCommand]]
+    """The commands that would submit, with their hosts."""
+
+
+class Resumed(TypedDict):
+    """Further facts of a submission by ``llmctl resume``."""
+
+    resumes_from: int | None
+    """See SubmitDocument."""
+
+
+def dry_run_document(plan: "SubmitPlan", context: Context, more: Resumed | None) -> SubmitDocument:
     """The document of ``--dry-run --json``.
 
     Args:
         plan: of the submission.
         context: this call of llmctl.
-        more: further fields.
+        more: further fields of a resume.
     """
-    commands = [{"host": command.host, "argv": command.argv} for command in plan.rendered.commands]
-    script = {"script": plan.rendered.script, "commands": commands}
-    return {**_summary(plan.record, plan), "plan": _facts(plan, context, asks=False), **more, **script}
+    document = _document(plan.record, plan, _facts(plan, context, asks=False), more)
+    document["script"] = plan.rendered.script
+    document["commands"] = [{"host": command.host, "argv": [*command.argv]} for command in plan.rendered.commands]
+    return document
 
 
 def submitted_document(
-    record: "RunRecord", plan: "SubmitPlan", context: Context, more: Mapping[str, Any]
-) -> dict[str, Any]:
+    record: "RunRecord", plan: "SubmitPlan", context: Context, more: Resumed | None
+) -> SubmitDocument:
     """The document of ``--json`` after a submission, with the same arguments."""
-    return {**_summary(record, plan), "plan": _facts(plan, context, asks=True), **more}
+    return _document(record, plan, _facts(plan, context, asks=True), more)
 
 
-def _summary(record: "RunRecord", plan: "SubmitPlan") -> dict[str, Any]:
+def _document(
+    record: "RunRecord", plan: "SubmitPlan", facts: TrainingPlan | CommandPlan, more: Resumed | None
+) -> SubmitDocument:
     jobs = record.submissions[-1].jobs if record.submissions else ()
-    return {
+    document: SubmitDocument = {
         "run_id": record.run_id,
         "name": record.name,
         "cluster": record.cluster,
@@ -43,12 +95,17 @@ def _summary(record: "RunRecord", plan: "SubmitPlan") -> dict[str, Any]:
         "queue": plan.job.request.queue,
         "cost": plan.job.cost.as_json() if plan.job.cost is not None else None,
         "submitted": [shlex.join(command.argv) for command in plan.rendered.commands],
+        "plan": facts,
     }
+    if more is not None:
+        document["resumes_from"] = more["resumes_from"]
+    return document
 
 
-def _facts(plan: "SubmitPlan", context: Context, *, asks: bool) -> dict[str, Any]:
+def _facts(plan: "SubmitPlan", context: Context, *, asks: bool) -> TrainingPlan | CommandPlan:
     preview = preview_of_job(plan, context, asks=asks)
-    return {**preview.facts, "rows": dict(preview.rows)}
+    rows = dict(preview.rows)
+    return {"rows": rows} if preview.facts is None else {**preview.facts, "rows": rows}
 
 
 def preview_of_job(plan: "SubmitPlan", context: Context, *, asks: bool) -> "Preview":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 if TYPE_CHECKING:
     from llmctl.backends.base import Backend, HostCommand, JobRequest, QueueBackend
@@ -177,6 +177,25 @@ class Job:
         return JobCost.of(self.request) if self.backend.capabilities.has_queue else None
 
 
+class JobCostFacts(TypedDict):
+    """Size of a request and its largest charge."""
+
+    nodes: int
+    """Number of nodes."""
+    gpus_per_node: int
+    """GPUs of each node; 0 for a job on CPUs."""
+    resource_type: str | None
+    """The site's name of the kind of node; null if the site has no kinds."""
+    hours: float | None
+    """Time limit, in hours; null for the site's default."""
+    node_hours: float | None
+    """Nodes x hours."""
+    points: float | None
+    """Charge for the whole time, in the site's unit; null if the rate or the time is unknown."""
+    unit: str | None
+    """Unit of the points."""
+
+
 @dataclass(frozen=True)
 class JobCost:
     """Size of a request and its largest charge.
@@ -230,7 +249,7 @@ class JobCost:
         points = f", at most {self.points:,.10g} {self.unit}" if self.points is not None else ""
         return f"{size} x {self.hours:.4g} h = {self.node_hours:.6g} node-hours{points}"
 
-    def as_json(self) -> Mapping[str, Any]:
+    def as_json(self) -> JobCostFacts:
         """Plain values."""
         return {
             "nodes": self.nodes,

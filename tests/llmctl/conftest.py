@@ -1,15 +1,41 @@
 """Shared fixtures."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmctl import backends
+from llmctl.cli import console, main
+from llmctl.context import Context
 from llmctl.site import profile
+from tests.llmctl.documents import name_of, problems_of
 from tests.llmctl.login_node import write_cluster
 from tests.llmctl.scripted_cluster import ScriptedCluster
 from tests.standins import scripted_scheduler
+
+
+@pytest.fixture(autouse=True)
+def valid_documents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compare every document that a command prints in this process with the command's schema."""
+    words: list[list[str]] = []
+    problems: list[str] = []
+    call, text_of = main._call, console.json_text
+
+    def called(given: list[str], context: Context) -> Any:
+        words.append(given)
+        return call(given, context)
+
+    def checked(document: Any) -> str:
+        problems.extend(problems_of(name_of(words[-1]), document))
+        return text_of(document)
+
+    monkeypatch.setattr(main, "_call", called)
+    monkeypatch.setattr(console, "json_text", checked)
+    yield
+    assert not problems, "\n".join(problems)
 
 
 @pytest.fixture

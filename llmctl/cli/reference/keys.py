@@ -98,7 +98,7 @@ def default_of(key: Key) -> str:
 
 def meaning_of(key: Key) -> str:
     """The text below the field in the source; empty if there is none."""
-    return _docstrings(key.section).get(key.field, "")
+    return docstrings_of(key.section).get(key.field, "")
 
 
 @functools.cache
@@ -147,7 +147,7 @@ def plain(value: Any) -> str:
 
 
 @functools.cache
-def _docstrings(kind: "type[BaseModel]") -> dict[str, str]:
+def docstrings_of(kind: type) -> dict[str, str]:
     """Key -> the text below it in the source, of a class and its bases; the nearest wins."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):

@@ -1,10 +1,45 @@
 """Rows about the place of a job, and the value that all rows go into. Needs nothing of the trainer."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+from typing_extensions import TypedDict
 
 from llmctl.submit.job import Job
+
+
+class TrainingFacts(TypedDict):
+    """The numbers of a training run before it starts. None: not known before."""
+
+    parameters: int | None
+    """Parameters of the model."""
+    vocabulary: int | None
+    """Token ids of the model, without padding."""
+    data_tokens: int | None
+    """Tokens of the training data."""
+    train_tokens: int
+    """Tokens of the whole run."""
+    fits: bool | None
+    """True if no rank is predicted to need more memory than its device has."""
+    peak_memory_bytes: int | None
+    """Predicted peak memory of the rank with the highest, in bytes."""
+    iteration_time_s: float | None
+    """Predicted time of an iteration, in seconds."""
+    device: str | None
+    """Device of the prediction."""
+
+
+class TrainingPlan(TrainingFacts):
+    """The plan of a training run."""
+
+    rows: dict[str, str]
+    """Label -> text, as the command shows the plan to people; the texts change between versions."""
+
+
+class CommandPlan(TypedDict):
+    """The plan of a COMMAND."""
+
+    rows: dict[str, str]
+    """Label -> text, as the command shows the plan to people; the texts change between versions."""
 
 
 @dataclass(frozen=True)
@@ -13,11 +48,11 @@ class Preview:
 
     Attributes:
         rows: label and text, in order.
-        facts: the numbers behind the rows, for ``--json``.
+        facts: the numbers behind the rows, for ``--json``; None for a COMMAND.
     """
 
     rows: tuple[tuple[str, str], ...]
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: TrainingFacts | None = None
 
 
 def command_preview(job: Job) -> Preview:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from llmctl.context import Context
 from llmctl.errors import ConfigFileError, UsageError
@@ -45,6 +45,15 @@ class PlanInputs:
     unit: str
 
 
+class PredictedCost(TypedDict):
+    """Charge of a whole run."""
+
+    points: float
+    """Charge, in the site's unit."""
+    unit: str
+    """Unit of the points."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Predicted memory, speed and cost of a training run.
@@ -58,8 +67,8 @@ class Prediction:
         tokens_per_s_per_device: tokens per second and device.
         tflops_per_device: TFLOP/s, with the attention of all pairs of tokens.
         bubble_fraction: share of the time in which a pipeline rank waits for another.
-        node_hours: of the whole run.
-        cost: ``points`` and their ``unit``; None: the nodes cost none.
+        node_hours: node-hours of the whole run.
+        cost: of the whole run; None: the nodes cost none.
     """
 
     fits: bool
@@ -71,7 +80,7 @@ class Prediction:
     tflops_per_device: float
     bubble_fraction: float
     node_hours: float
-    cost: Mapping[str, Any] | None
+    cost: PredictedCost | None
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values."""

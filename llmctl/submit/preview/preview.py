@@ -1,12 +1,12 @@
 """The rows that ``submit`` and ``--dry-run`` show about a run, and the same facts for machines."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmctl.durations import clock, duration_text
 from llmctl.submit.job import SubmitPlan
 from llmctl.submit.preview.disk import checkpoints_text
 from llmctl.submit.preview.estimate import device_of, estimate_of
-from llmctl.submit.preview.place import Preview, counted, place_rows
+from llmctl.submit.preview.place import Preview, TrainingFacts, counted, place_rows
 from llmctl.transport.protocol import Transport
 from trainer.config.train_config import TrainConfig
 from trainer.planning.estimate.devices import GIB
@@ -139,9 +139,9 @@ def _defaults(plan: SubmitPlan, config: TrainConfig) -> str:
 
 def _facts(
     config: TrainConfig, vocabulary: int | None, data: DatasetSize, tokens: int, planned: RunPlan | str
-) -> dict[str, Any]:
+) -> TrainingFacts:
     counts = None if vocabulary is None else count_parameters(config, vocabulary)
-    facts: dict[str, Any] = {
+    facts: TrainingFacts = {
         "parameters": None if counts is None else counts.total,
         "vocabulary": vocabulary,
         "data_tokens": data.tokens,
@@ -149,14 +149,13 @@ def _facts(
         "fits": None,
         "peak_memory_bytes": None,
         "iteration_time_s": None,
+        "device": None,
     }
     if not isinstance(planned, str):
-        facts |= {
-            "fits": planned.fits,
-            "peak_memory_bytes": planned.worst.total,
-            "iteration_time_s": planned.step.total,
-            "device": planned.device.name,
-        }
+        facts["fits"] = planned.fits
+        facts["peak_memory_bytes"] = planned.worst.total
+        facts["iteration_time_s"] = planned.step.total
+        facts["device"] = planned.device.name
     return facts
 
 

@@ -1,0 +1,97 @@
+"""JSON schemas of the documents that commands print with ``--json``.
+
+The name of a schema is the command's words with hyphens between them. The types of the documents are the source.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmctl.cli.reference.type_schema import object_schema, schema_of
+
+Schema = dict[str, Any]
+
+
+def _status() -> Schema:
+    from llmctl.cli.status import RunPlace
+    from llmctl.runs.view import RunView
+
+    return _runs(object_schema(RunView, RunPlace))
+
+
+def _list() -> Schema:
+    from llmctl.operate.history import PastRunFacts
+    from llmctl.runs.view import RunView
+
+    return _runs(object_schema(RunView, PastRunFacts))
+
+
+def _runs(run: Schema) -> Schema:
+    properties = {
+        "runs": {"type": "array", "items": run, "description": "The runs, the newest first."},
+        "more": {"type": "integer", "description": "Number of runs that were left out."},
+    }
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _submission() -> Schema:
+    from llmctl.operate.submission import SubmitDocument
+
+    schema = object_schema(SubmitDocument)
+    del schema["properties"]["resumes_from"]
+    # Both are in the document of a dry run only.
+    return schema | {"dependentRequired": {"script": ["commands"], "commands": ["script"]}}
+
+
+def _resume() -> Schema:
+    from llmctl.operate.submission import SubmitDocument
+
+    schema = _submission()
+    schema["properties"]["resumes_from"] = object_schema(SubmitDocument)["properties"]["resumes_from"]
+    return schema | {"required": [*schema["required"], "resumes_from"]}
+
+
+def _plan() -> Schema:
+    from llmctl.submit.preview.predict import Prediction
+
+    return object_schema(Prediction)
+
+
+def _nodes() -> Schema:
+    from llmctl.cli.nodes import NodesDocument
+
+    return object_schema(NodesDocument)
+
+
+def _doctor() -> Schema:
+    from llmctl.cli.doctor import DoctorDocument
+
+    return object_schema(DoctorDocument)
+
+
+def _clusters_list() -> Schema:
+    from llmctl.cli.clusters import ClusterRow
+
+    return schema_of(list[ClusterRow])
+
+
+def _clusters_show() -> Schema:
+    from llmctl.cli.clusters import ClusterPlaces
+    from llmctl.site.profile import ClusterProfile
+
+    return object_schema(ClusterProfile, ClusterPlaces)
+
+
+DOCUMENTS: Mapping[str, Callable[[], Schema]] = {
+    "submit": _submission,
+    "import-script": _submission,
+    "plan": _plan,
+    "resume": _resume,
+    "status": _status,
+    "list": _list,
+    "data-prepare": _submission,
+    "clusters-list": _clusters_list,
+    "clusters-show": _clusters_show,
+    "nodes": _nodes,
+    "doctor": _doctor,
+}
+"""Name -> the schema of a command's document."""

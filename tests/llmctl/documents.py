@@ -1,0 +1,31 @@
+"""Checks that what commands print with ``--json`` is as ``llmctl schema`` says."""
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from llmctl.cli.reference.documents import DOCUMENTS
+
+
+def name_of(words: Sequence[str]) -> str:
+    """Name of the schema of a command line."""
+    words = [word for word in words if not word.startswith("-")]
+    two = "-".join(words[:2])
+    return two if two in DOCUMENTS else words[0]
+
+
+def problems_of(name: str, document: Any) -> list[str]:
+    """Deviations of a document from its schema, each with its place."""
+    text = json.dumps(document, allow_nan=False)
+    errors = _validator(name).iter_errors(json.loads(text))
+    return [f"{name}: {error.json_path}: {error.message}" for error in errors]
+
+
+@functools.cache
+def _validator(name: str) -> Draft202012Validator:
+    schema = DOCUMENTS[name]()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
