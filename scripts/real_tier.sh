@@ -1,8 +1,22 @@
 #!/usr/bin/env bash
 # Installs the Debian packages of the real schedulers and of the browser that the tests start. Only root can install and
-# start them: for other users this does nothing, their tests are skipped, and the run says so.
+# start them: for other users this does nothing, their tests are skipped, and the run says so. Where npm is, it also
+# installs the language server of the editors' tests; npm is not installed for it, since Debian's has 400 packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+editor=tests/llmctl/cli/reference/editor
+if command -v npm >/dev/null && ! cmp -s $editor/package-lock.json .make/editor/package-lock.json; then
+  rm -rf .make/editor
+  mkdir -p .make/editor.new
+  cp $editor/package.json $editor/package-lock.json .make/editor.new
+  if npm ci --silent --no-audit --no-fund --prefix .make/editor.new >.make/editor.log 2>&1; then
+    mv .make/editor.new .make/editor
+  else
+    echo "real tier: npm failed, see .make/editor.log; the tests of editors will be skipped"
+    rm -rf .make/editor.new
+  fi
+fi
 
 [ "$(id -u)" = 0 ] || exit 0
 command -v apt-get >/dev/null || { echo "real tier: no apt-get here; the tests of real schedulers will be skipped"; exit 0; }

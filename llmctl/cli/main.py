@@ -31,6 +31,7 @@ PANELS = {
         "examples": ("llmctl.cli.reference.examples", "List the configs that come with llmctl, or copy one."),
         "explain": ("llmctl.cli.reference.explain", "Explain a key of a config or profile, or a Megatron-LM flag."),
         "docs": ("llmctl.cli.reference.docs", "Show a page of the documentation in the terminal."),
+        "schema": ("llmctl.cli.reference.schema", "Print a JSON schema, for editors and programs."),
         "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
         "plan": ("llmctl.cli.planning.plan", "Predict memory, speed and cost of a training run."),
         "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),

@@ -47,7 +47,8 @@ def _word(value: str) -> str:
     return value
 
 
-Time = Annotated[int | None, BeforeValidator(_seconds), WithJsonSchema({"type": "string"})]
+_TIME_TEXT = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
+Time = Annotated[int | None, BeforeValidator(_seconds), _TIME_TEXT]
 """Seconds; files write them as ``H:M:S``."""
 Variables = Annotated[dict[str, str], AfterValidator(_variable_names)]
 """Variable names and values."""

@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+from llmctl.cli.reference.schemas import SCHEMAS, schema_text
 from scripts.reference.commands import commands_page, exit_codes_page
 from scripts.reference.config_keys import config_page, profile_page
 from scripts.reference.markdown import MissingText
@@ -18,6 +20,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "megatron-flags.md": flags_page,
     "metrics.md": metrics_page,
     "exit-codes.md": exit_codes_page,
+    **{f"schemas/{name}.json": partial(schema_text, name) for name in SCHEMAS},
 }
 _AGAIN = "run `python -m scripts.reference`"
 
@@ -40,6 +43,7 @@ def main(arguments: list[str]) -> int:
                 print(f"docs/reference: {', '.join(wrong)}: not as the code is now; {_AGAIN}", file=sys.stderr)
             return int(bool(wrong))
         for name, page in PAGES.items():
+            (FOLDER / name).parent.mkdir(exist_ok=True)
             (FOLDER / name).write_text(page(), encoding="utf-8")
     except MissingText as error:
         print(f"docs/reference: {error}", file=sys.stderr)

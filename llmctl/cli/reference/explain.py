@@ -6,14 +6,23 @@ from typing import Annotated
 
 import typer
 
-from llmctl.cli.reference.keys import JOB, PROFILE, Key, all_keys, default_of, flags_of, meaning_of, plain, values_of
+from llmctl.cli.reference.keys import (
+    FROM_MEANING,
+    JOB,
+    PROFILE,
+    Key,
+    all_keys,
+    default_of,
+    flags_of,
+    meaning_of,
+    plain,
+    values_of,
+)
 from llmctl.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _WIDTH = 100
 _MOST_NAMES = 8
-_FROM = "Checkpoint, Hugging Face folder or GGUF file whose shape the model takes, without its weights."
-"""No field of a section has this key: it is replaced by the shape before the config is checked."""
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -35,7 +44,7 @@ def _explained(word: str) -> str:
     found = [key for key in known if key in (word, f"{PROFILE}{word}")]
     found = found or [key for key in known if key.rpartition(".")[2] == word]
     if word == "model.from":
-        return f"{word}: path; default unset\n  {_FROM}"
+        return f"{word}: path; default unset\n  {FROM_MEANING}"
     if found:
         return "\n\n".join(_key(known[key]) for key in found)
     from trainer.planning.build_config import unknown_key_problem

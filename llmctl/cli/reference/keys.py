@@ -20,6 +20,9 @@ JOB = "job."
 NAME = "NAME"
 """The part of a dotted key that the user chooses, such as the name of a kind of node."""
 
+FROM_MEANING = "Checkpoint, Hugging Face folder or GGUF file whose shape the model takes, without its weights."
+"""Of ``model.from``, which no field of a section has: the shape replaces it before the config is checked."""
+
 
 class Key(NamedTuple):
     """A field of a section.

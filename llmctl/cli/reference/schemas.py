@@ -1,0 +1,124 @@
+"""JSON schemas of the files that users write: training config, cluster profile, and the user's own settings.
+
+Editors check a file, complete its keys and explain them by its schema (JSON Schema 2020-12).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmctl.cli.reference.keys import FROM_MEANING, PROFILE, Key, all_keys, flags_of, meaning_of
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+
+def config_schema() -> Schema:
+    """The schema of ``llmctl.yaml`` and every other training config.
+
+    A model that starts from a checkpoint or folder takes its shape from there. Without one, the keys that every model
+    needs are required.
+    """
+    from trainer.config.train_config import TrainConfig
+
+    keys = [key for key in all_keys().values() if not key.name.startswith(PROFILE)]
+    schema = _explained(_as_files_have_it(TrainConfig.model_json_schema()), keys)
+    model = schema["$defs"]["ModelConfig"]
+    model["properties"] = {"from": {"type": "string", "description": FROM_MEANING}, **model["properties"]}
+    shape = {"required": ["model"], "properties": {"model": {"required": model.pop("required")}}}
+    schema["required"].remove("model")
+    starts = [_has("checkpoint", "load"), _has("model", "from")]
+    schema |= {"if": {"not": {"anyOf": starts}}, "then": shape}
+    return _described(schema, "Training config of llmctl.")
+
+
+def profile_schema() -> Schema:
+    """The schema of a cluster profile.
+
+    No key is required: a file that has the name of a bundled profile holds some of its keys.
+    """
+    from llmctl.site.profile import ClusterProfile
+
+    keys = [key for key in all_keys().values() if key.name.startswith(PROFILE)]
+    schema = _explained(ClusterProfile.model_json_schema(), keys)
+    del schema["properties"]["name"]
+    for part in (schema, *schema["$defs"].values()):
+        part.pop("required", None)
+    return _described(schema, "Cluster profile of llmctl.")
+
+
+SCHEMAS: Mapping[str, tuple[str, Callable[[], Schema]]] = {
+    "config": ("training config, such as llmctl.yaml", config_schema),
+    "profile": ("cluster profile, clusters/NAME.yaml", profile_schema),
+}
+"""Name -> the file in a few words, and its schema."""
+
+
+def schema_text(name: str) -> str:
+    """A schema of SCHEMAS as a file has it."""
+    return json.dumps(SCHEMAS[name][1](), indent=1) + "\n"
+
+
+def _has(section: str, key: str) -> Schema:
+    return {"properties": {section: {"required": [key]}}, "required": [section]}
+
+
+def _described(schema: Schema, words: str) -> Schema:
+    # No title: an editor would offer it as if it were a key.
+    return {**schema, "$schema": _DRAFT, "description": words}
+
+
+def _explained(schema: Schema, keys: list[Key]) -> Schema:
+    """The schema with the meaning of each key, and its name as the title: editors show both."""
+    parts = schema.get("$defs", {})
+    for part in (schema, *parts.values()):
+        part.pop("title", None)
+    for key in keys:
+        part = parts.get(key.section.__name__, schema)
+        field = part["properties"][key.field]
+        field["title"] = key.field
+        # Editors show the second as Markdown, others know only the first.
+        field["description"] = field["markdownDescription"] = _meaning(key)
+    return schema
+
+
+def _as_files_have_it(schema: Schema) -> Schema:
+    from trainer.config.blends import PATH_KEYS
+
+    for key in PATH_KEYS:  # a blend has weights between its paths
+        schema["$defs"]["DataConfig"]["properties"][key]["items"] = {"type": ["string", "number"]}
+    for section in schema["$defs"].values():
+        properties = section.get("properties", {})
+        properties |= {name: _as_written(field) for name, field in properties.items()}
+    return schema
+
+
+def _as_written(field: Schema) -> Schema:
+    """The schema of a field with the shorter spellings that a file may have: one text for a list, or no value."""
+    options = field.get("anyOf", [field])
+    lists = [each for each in options if each.get("type") == "array"]
+    others: list[Schema] = [{"type": "null"}] if lists or field.get("type") == "object" else []
+    if any(_is_text_or_flag(each.get("items", {})) for each in lists):
+        others.append({"type": "string"})
+    missing = [each for each in others if each not in options]
+    if not missing:
+        return field
+    about: Schema = {key: field[key] for key in ("default", "description") if key in field}
+    plain = [_with_digits({key: each[key] for key in each if key not in ("title", *about)}) for each in options]
+    return {"anyOf": [*plain, *missing], **about}
+
+
+def _with_digits(option: Schema) -> Schema:
+    """A list of true and false may also be one of 1 and 0."""
+    is_flags = option.get("items", {}).get("type") == "boolean"
+    return {**option, "items": {"enum": [True, False, 1, 0]}} if is_flags else option
+
+
+def _is_text_or_flag(items: Mapping[str, Any]) -> bool:
+    """Of a list that one text may stand for: names, or a pattern of layers such as ``([0]*3+[1]*1)*8``."""
+    return items.get("type") in ("string", "boolean", ["string", "number"])
+
+
+def _meaning(key: Key) -> str:
+    flags = ", ".join(f"`{flag}`" for flag in flags_of(key))
+    return f"{meaning_of(key)}\n\nFlag: {flags}" if flags else meaning_of(key)
