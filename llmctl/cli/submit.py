@@ -184,7 +184,8 @@ def _divide_words(config: str | None, more: list[str], data: list[str]) -> tuple
     """CONFIG, and the texts of --data, to which a shell's pattern adds words without a flag."""
     if data:
         return None, [*data, *([] if config is None else [config]), *more]
-    if more:
+    # Of a Python script with its arguments, the plan says how to start it.
+    if more and not (config or "").endswith(".py"):
         raise UsageError(f"{more[0]}: is one word too many; the only argument is CONFIG")
     return config, []
 
