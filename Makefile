@@ -88,6 +88,7 @@ docs: set-up
 pictures: set-up
 	@$(PYTHON_OF_VENV) scripts/pictures.py
 	@$(PYTHON_OF_VENV) scripts/page_pictures.py
+	@$(PYTHON_OF_VENV) scripts/site_pictures.py
 
 clean:
 	rm -rf .venv .make .demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site

@@ -36,7 +36,18 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """The text of a page with links for the site."""
     del files
+    if page.file.src_uri == TOP_PAGES[0]:
+        # Its menu would have one entry: the page itself.
+        page.meta["hide"] = ["navigation"]
     return links_for_the_site(markdown, page.file.src_uri, config.repo_url)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The page with a name for the theme's search, which screen readers read."""
+    del page, config
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
 
 
 def links_for_the_site(markdown: str, source: str, repository: str | None) -> str:

@@ -63,6 +63,17 @@ def test_the_page_of_a_run_has_its_pictures() -> None:
         assert len(data) < 600_000
 
 
+def test_the_site_has_its_pictures() -> None:
+    """As ``scripts/site_pictures.py`` writes them."""
+    script = runpy.run_path(str(ROOT / "scripts/site_pictures.py"))
+    found = {path.stem: path.read_bytes() for path in (ROOT / "docs/pictures").glob("site-*.png")}
+    assert found.keys() == {f"site-{name}-{size}" for name in script["PLACES"] for size in script["SIZES"]}
+    for name, data in found.items():
+        width, height = (int.from_bytes(data[place : place + 4], "big") for place in (16, 20))
+        assert (width, height) == script["SIZES"]["-".join(name.split("-")[2:])]
+        assert len(data) < 250_000
+
+
 def test_the_first_page_shows_pictures_that_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"(?:src|srcset)=\"([^\"]+)\"", text)

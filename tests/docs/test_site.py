@@ -1,16 +1,14 @@
 """The documentation site: complete, without broken links, quiet in a browser; and its pages made from the code."""
 
-import http.server
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 from pydantic import BaseModel
 
@@ -21,6 +19,7 @@ from scripts.reference.commands import help_blocks
 from scripts.reference.config_keys import key_block
 from scripts.reference.markdown import MissingText, prose, table
 from scripts.site_pages import links_for_the_site
+from scripts.site_pictures import served
 from tests.docs.shown_commands import ROOT
 from tests.waiting import HANG_S
 from trainer.__main__ import COMMANDS as TRAINER_COMMANDS
@@ -153,18 +152,8 @@ def test_a_broken_link_or_anchor_and_a_page_outside_the_menu_fail_the_build(tmp_
 
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
-    """Address of the site on a server of this machine."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            del args
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with served(site) as found:
+        yield found
 
 
 @pytest.mark.programs("chromium")
@@ -191,3 +180,22 @@ def test_search_finds_a_key_and_nothing_is_loaded_from_elsewhere(address, scheme
         assert "End the run as failed after this many steps in a row" in page.locator("article").inner_text()
         chromium.close()
     assert noise == []
+
+
+@pytest.mark.programs("chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_pages_are_accessible_and_as_wide_as_the_screen(address, width, scheme):
+    """By axe-core, at its levels serious and critical; the theme alone has a milder one: buttons that copy code."""
+    with sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        for place in ("index.html", "guide/troubleshooting.html", "guide/runs-and-files.html", "reference/config.html"):
+            page.goto(f"{address}/{place}")
+            found = Axe().run(page).response["violations"]
+            severe = [
+                (rule["id"], rule["nodes"][0]["html"]) for rule in found if rule["impact"] in ("serious", "critical")
+            ]
+            assert severe == [], place
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        chromium.close()
