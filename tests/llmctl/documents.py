@@ -24,6 +24,16 @@ def problems_of(name: str, document: Any) -> list[str]:
     return [f"{name}: {error.json_path}: {error.message}" for error in errors]
 
 
+def checked(words: Sequence[str], output: str) -> str:
+    """The output of a command line, whose document, if it prints one, is as the command's schema says."""
+    if "--json" in words and output:
+        # A command that goes on has lines of its own below the document.
+        document, _ = json.JSONDecoder().raw_decode(output)
+        problems = problems_of(name_of(words), document)
+        assert not problems, "\n".join(problems)
+    return output
+
+
 @functools.cache
 def _validator(name: str) -> Draft202012Validator:
     schema = DOCUMENTS[name]()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.llmctl.documents import checked
 from tests.schedulers import kernel_cache
 from tests.schedulers.running import wait_for_end
 from tests.testbeds.slurm_cluster import SlurmCluster
@@ -101,7 +102,7 @@ class Site:
         """Run llmctl, which must succeed; return its output."""
         done = self.call(*args, env=env)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        return checked(args, done.stdout)
 
     def on_terminal(self, keys: str, *args: str) -> tuple[int, str]:
         """Run llmctl on a new terminal, typing ``keys`` after the first output; returns (exit status, output)."""

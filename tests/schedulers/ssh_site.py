@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from tests.llmctl.documents import checked
 from tests.schedulers import kernel_cache
 from tests.schedulers.running import wait_for_end
 from tests.testbeds.ssh_hosts import SshHosts
@@ -97,7 +98,7 @@ class Site:
         """Run llmctl, which must succeed; return its output."""
         done = self.call(*args)
         assert done.returncode == 0, f"llmctl {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        return checked(args, done.stdout)
 
     def submit(self, run_id: str, *args: str, cluster: str = "lab") -> str:
         """Submit training of c.yaml, or the command after ``--``; return the output."""

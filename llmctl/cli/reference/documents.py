@@ -81,6 +81,18 @@ def _clusters_show() -> Schema:
     return object_schema(ClusterProfile, ClusterPlaces)
 
 
+def _of_trainer(*names: str) -> Callable[[], Schema]:
+    """The schema of a document of one of these types, see trainer_documents.py."""
+
+    def schema() -> Schema:
+        from llmctl.cli.reference import trainer_documents
+
+        forms = [object_schema(getattr(trainer_documents, name)) for name in names]
+        return forms[0] if len(forms) == 1 else {"anyOf": forms}
+
+    return schema
+
+
 DOCUMENTS: Mapping[str, Callable[[], Schema]] = {
     "submit": _submission,
     "import-script": _submission,
@@ -89,9 +101,14 @@ DOCUMENTS: Mapping[str, Callable[[], Schema]] = {
     "status": _status,
     "list": _list,
     "data-prepare": _submission,
+    "data-inspect": _of_trainer("DatasetDocument"),
+    "checkpoint-show": _of_trainer("ModelDocument"),
+    "generate": _of_trainer("ContinuationDocument"),
+    "evaluate": _of_trainer("TextEvaluationDocument", "TaskEvaluationDocument"),
     "clusters-list": _clusters_list,
     "clusters-show": _clusters_show,
     "nodes": _nodes,
+    "env-kernels": _of_trainer("KernelsDocument"),
     "doctor": _doctor,
 }
 """Name -> the schema of a command's document."""

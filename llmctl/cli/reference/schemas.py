@@ -1,12 +1,14 @@
-"""JSON schemas of the files that users write: training config, cluster profile, and the user's own settings.
+"""JSON schemas of the files that users write, training config and cluster profile, and of the documents of ``--json``.
 
 Editors check a file, complete its keys and explain them by its schema (JSON Schema 2020-12).
 """
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from llmctl.cli.reference.documents import DOCUMENTS
 from llmctl.cli.reference.keys import FROM_MEANING, PROFILE, Key, all_keys, flags_of, meaning_of
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -47,9 +49,18 @@ def profile_schema() -> Schema:
     return _described(schema, "Cluster profile of llmctl.")
 
 
+def _command(name: str) -> str:
+    return name if name == "import-script" else name.replace("-", " ")
+
+
+def _of_document(name: str) -> Schema:
+    return _described(DOCUMENTS[name](), f"What llmctl {_command(name)} --json prints.")
+
+
 SCHEMAS: Mapping[str, tuple[str, Callable[[], Schema]]] = {
     "config": ("training config, such as llmctl.yaml", config_schema),
     "profile": ("cluster profile, clusters/NAME.yaml", profile_schema),
+    **{name: (f"what llmctl {_command(name)} --json prints", partial(_of_document, name)) for name in DOCUMENTS},
 }
 """Name -> the file in a few words, and its schema."""
 

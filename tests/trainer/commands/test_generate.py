@@ -18,6 +18,7 @@ import yaml
 
 from examples.demo import unigram_loss
 from examples.train_tokenizer import train_byte_level_bpe
+from tests.llmctl.documents import problems_of
 from tests.trainer.data.token_files import write
 from tests.trainer.model.reference_gpt import reference_loss
 from tests.trainer.training.pretraining_job import Job
@@ -116,7 +117,7 @@ def test_the_text_goes_on_past_the_length_of_training(trained: Path, capsys: pyt
     words = [str(trained), "--prompt", "one for", "--temperature", "0", "--max-tokens", "80", "--json"]
     assert generate.main(words, {}) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["ending"], answer["tokens"]) == ("length", 80)
+    assert (answer["ending"], answer["tokens"]) == ("length", 80) and problems_of("generate", answer) == []
     source = ModelSource.open(trained)
     assert source.reaching(20) is source
     table = source.config.model.model_copy(update={"position_embedding_type": "learned_absolute"})
@@ -218,6 +219,7 @@ def test_evaluation_equals_an_independent_model(
 ) -> None:
     assert evaluate.main(["--checkpoint", str(trained / "checkpoints"), "--json"], os.environ) == 0
     found = json.loads(capsys.readouterr().out)
+    assert problems_of("evaluate", found) == []
     valid = open_sources(serial.config)["valid"]
     text = np.concatenate([valid.tokens[number] for number in valid.sequences]).astype(np.int64)
     weights = {name: weight.detach()[: serial.vocab_size] for name, weight in _weights(serial).items()}

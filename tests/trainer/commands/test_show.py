@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.llmctl.documents import problems_of
 from tests.trainer.families.published_models import published
 from trainer.commands import checkpoint as command
 from trainer.commands.model_description import describe_model
@@ -67,6 +68,7 @@ def section_of(page: str) -> dict[str, Any]:
 def test_a_folder_is_shown_with_a_section_that_makes_its_model(name: str, shown, tmp_path) -> None:
     folder = saved(name, tmp_path / "hub")
     page, document = shown(folder), json.loads(shown(folder, "--json"))
+    assert problems_of("checkpoint-show", document) == []
     assert all(len(line) <= 80 for line in page.splitlines() if str(tmp_path) not in line)
     with HubFolder(folder, may_lack_heads=True) as source:
         assert ModelConfig(**section_of(page)) == ModelConfig(**document["model"]) == source.model
@@ -124,7 +126,8 @@ def test_a_folder_without_weights_is_shown_with_the_reason(shown, tmp_path) -> N
     words = " ".join(page.split())
     assert "cannot be loaded: " in words and "is missing, although config.json is there" in words
     assert section_of(page) == section
-    assert "model.safetensors: is missing" in json.loads(shown(folder, "--json", code=3))["problem"]
+    document = json.loads(shown(folder, "--json", code=3))
+    assert "model.safetensors: is missing" in document["problem"] and problems_of("checkpoint-show", document) == []
 
 
 def test_a_folder_of_an_unknown_family_is_shown_with_the_reason(shown, tmp_path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from examples.train_tokenizer import train_byte_level_bpe
+from tests.llmctl.documents import problems_of
 from tests.trainer.conversion.test_conversion import imported
 from tests.trainer.data.token_files import write
 from tests.trainer.data.vocabularies import TEXTS
@@ -103,7 +104,9 @@ def expected(
 def metrics_of(source: Path, tasks: list[str], capsys: Any, *more: str) -> dict[str, dict[str, float]]:
     capsys.readouterr()
     assert evaluate.main([str(source), "--tasks", ",".join(tasks), "--json", *more], dict(os.environ)) == 0
-    metrics: dict[str, dict[str, float]] = json.loads(capsys.readouterr().out)["tasks"]
+    document = json.loads(capsys.readouterr().out)
+    assert problems_of("evaluate", document) == []
+    metrics: dict[str, dict[str, float]] = document["tasks"]
     return metrics
 
 

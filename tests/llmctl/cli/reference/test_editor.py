@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmctl.cli.reference.keys import PROFILE, all_keys
-from llmctl.cli.reference.schemas import SCHEMAS, schema_text
+from llmctl.cli.reference.schemas import schema_text
 from tests.docs.shown_commands import ROOT
 from tests.llmctl.cli.reference.language_server import LanguageServer, language_server
 
@@ -31,7 +31,7 @@ def server() -> Iterator[LanguageServer]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("editor")
-    for name in SCHEMAS:
+    for name in ("config", "profile"):
         (folder / f"{name}.json").write_text(schema_text(name))
     return folder
 

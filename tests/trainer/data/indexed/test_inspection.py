@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.llmctl.documents import problems_of
 from tests.trainer.data.token_files import describe, write, write_sequences
 from tests.trainer.data.vocabularies import Vocabularies
 from trainer.__main__ import main
@@ -32,6 +33,7 @@ def inspected(prefix: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> 
     """Exit status, the dataset in the JSON document, and the text on standard error."""
     status = main(["data", "inspect", str(prefix), "--json", *flags])
     said = capsys.readouterr()
+    assert problems_of("data-inspect", json.loads(said.out)) == []
     (pair,) = json.loads(said.out)["pairs"]
     return status, pair, said.err
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked_command import run_trainer
+from tests.llmctl.documents import problems_of
 from tests.resume_torture import free_port
 from tests.waiting import HANG_S
 from trainer.ops.build.build import find_compiler, library_name
@@ -298,6 +299,7 @@ def test_doctor_explains_every_operation(place):
     code, out, err = kernels("doctor", "--json", **place)
     assert code == 0, err
     before = json.loads(out)
+    assert problems_of("env-kernels", before) == []
     assert {row["operation"] for row in before["operations"]} == {operation.name for operation in OPERATIONS}
     assert "native" not in {row["backend"] for row in before["operations"]}
     reasons = [row["reason"] for row in before["operations"] if row["operation"] == "rms_norm"]
