@@ -17,7 +17,7 @@ GAP = "\0"
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """Every string of a file that is no docstring, with gaps in place of values."""
+    """Every string of a file that is not a docstring, with gaps in place of values."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
