@@ -35,10 +35,11 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "supervisor", "transport"},
         "api": {*GROUND, "context", "operate", "runs", "submit"},
+        "mcp_server": {*GROUND, "api", "operate", "runs"},
         "watch": {*GROUND, "backends", "context", "operate", "runs", "transport"},
         "cli": {
             *(*GROUND, "backends", "context", "doctor", "operate", "runs", "scripts", "site", "submit", "transport"),
-            "watch",
+            *("api", "mcp_server", "watch"),
         },
         "__main__": {"cli"},
     },

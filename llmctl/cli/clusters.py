@@ -1,6 +1,6 @@
 """``llmctl clusters list|show|validate|new|setup``: cluster profiles with the user's overlays applied."""
 
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -52,7 +52,7 @@ def clusters() -> None:
 def list_clusters(ctx: typer.Context, as_json: _JSON = False) -> None:
     """List all clusters that have a profile."""
     context: Context = ctx.obj
-    rows = [_row(context, name) for name in cluster_names(context.folders)]
+    rows = [cluster_row(context, name) for name in cluster_names(context.folders)]
     if as_json:
         print_json(rows)
     elif is_for_people():
@@ -79,11 +79,7 @@ def show(ctx: typer.Context, name: _CLUSTER, as_json: _JSON = False) -> None:
     found = origins(folders, name)
     values = profile.model_dump(mode="json")
     if as_json:
-        places: ClusterPlaces = {
-            "files": [str(path) for path in files],
-            "origins": {key: str(path) for key, path in found.items()},
-        }
-        print_json({**values, **places})
+        print_json(cluster_document(context, name))
         return
     words = {path: "yours" if path.is_relative_to(folders.clusters) else "bundled" for path in files}
     marks = {key: words[path] for key, path in found.items()}
@@ -124,12 +120,29 @@ def validate(
     return worst
 
 
+def cluster_document(context: Context, name: str) -> dict[str, Any]:
+    """The document of ``clusters show --json``.
+
+    Raises:
+        ProfileError: there is no such cluster, or its profile is not valid.
+    """
+    from llmctl.site.profile_origins import origins
+
+    values = context.profile(name, ARGUMENT).model_dump(mode="json")
+    places: ClusterPlaces = {
+        "files": [str(path) for path in profile_files(context.folders, name)],
+        "origins": {key: str(path) for key, path in origins(context.folders, name).items()},
+    }
+    return {**values, **places}
+
+
 def _is_in_use(context: Context, name: str) -> bool:
     """True if the user has set a cluster up. Users may have no account at a bundled profile's site."""
     return name == DEFAULT_CLUSTER or (context.folders.clusters / f"{name}.yaml").is_file()
 
 
-def _row(context: Context, name: str) -> ClusterRow:
+def cluster_row(context: Context, name: str) -> ClusterRow:
+    """A cluster in the list: its scheduler, description and files; for a profile that is not valid, the reason."""
     files = [str(path) for path in profile_files(context.folders, name)]
     try:
         profile: ClusterProfile = context.profile(name, ARGUMENT)

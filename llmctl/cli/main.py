@@ -59,6 +59,9 @@ PANELS = {
         "env": ("llmctl.cli.env", "Build or inspect the fused kernels of jobs."),
         "doctor": ("llmctl.cli.doctor", "Check a cluster, with a remedy for each problem."),
     },
+    "For programs": {
+        "mcp": ("llmctl.cli.mcp", "Serve tools for coding agents, over the Model Context Protocol."),
+    },
 }
 
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
@@ -150,7 +153,9 @@ def run() -> None:
     environment = dict(os.environ)
     # In this process alone: pydantic would read the metadata of every installed package to find plug-ins, and there are
     # none for llmctl. 12 ms of `submit --dry-run` with 60 packages (Zen 4).
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    # Not for mcp: its jobs take the environment of this process.
+    if "mcp" not in sys.argv:
+        os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     code = main(sys.argv[1:], environment)
     try:
         sys.stdout.flush()

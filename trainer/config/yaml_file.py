@@ -14,6 +14,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is not YAML, repeats a key, or is not a mapping.
     """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError("", f"cannot be read: {error}") from None
+    return parse_yaml(text)
+
+
+def parse_yaml(text: str) -> dict[str, Any]:
+    """Read a mapping from YAML, without checking the values.
+
+    Raises:
+        ConfigError: the text is not YAML, repeats a key, or is not a mapping.
+    """
 
     class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         """Refuses a repeated key; PyYAML would silently keep the last value."""
@@ -26,9 +39,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             return dict(super().construct_mapping(node, deep))
 
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("", f"cannot be read: {error}") from None
+        values = yaml.load(text, UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         raise ConfigError("", f"is not valid YAML: {_place_and_problem(error)}") from None
     except yaml.YAMLError as error:

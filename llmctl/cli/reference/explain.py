@@ -32,12 +32,17 @@ def explain(
     ],
 ) -> int:
     """Explain a key of a config or profile, or a flag of Megatron-LM: meaning, values, default."""
-    texts = [_explained(word) for word in words]
+    texts = [explained(word) for word in words]
     print("\n\n".join(texts))
     return 0
 
 
-def _explained(word: str) -> str:
+def explained(word: str) -> str:
+    """The lines about a key, or a flag.
+
+    Raises:
+        UsageError: there is no such key or flag.
+    """
     if word.startswith("-"):
         return _flag(word.lstrip("-").replace("_", "-").partition("=")[0])
     known = all_keys()
