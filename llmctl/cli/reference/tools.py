@@ -65,7 +65,7 @@ TOOLS = (
     ),
     Tool(
         "schema",
-        "JSON schema of a whole file: every key with its meaning and values. Long; explain answers for single keys.",
+        "JSON schema of a config, a profile, or a document of --json. Long; explain answers for single keys.",
         SchemaArguments,
         schema,
     ),
