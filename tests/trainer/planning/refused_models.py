@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trainer.planning.refused_bert import REFUSED_BERT
+from tests.trainer.planning.refused_hooks import REFUSED_HOOKS
 
 MOE = {"num_experts": 4}
 
@@ -107,4 +108,5 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
         {"model": {"mtp_loss_scaling_factor": 0.3, "mtp_num_layers": 1, "position_embedding_type": "rope"}},
     ),
     *REFUSED_BERT,
+    *REFUSED_HOOKS,
 ]

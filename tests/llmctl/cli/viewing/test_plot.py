@@ -28,7 +28,7 @@ def test_a_pipe_gets_plain_text_of_80_columns(run, capsys):
 def test_a_terminal_gets_colours_in_its_width(run):
     for width in (60, 120):
         text = on_terminal(["plot", run], width)
-        assert "\x1b[34m" in text
+        assert "\x1b[36m" in text
         assert width - 12 < max(map(len, without_colours(text).splitlines())) <= width
     assert "\x1b" not in on_terminal(["plot", run], 60, NO_COLOR="1")
 
