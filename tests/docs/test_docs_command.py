@@ -66,7 +66,7 @@ def test_pictures_are_captions_and_links_their_words():
 
 
 def on_terminal(*words: str, **environment: str) -> str:
-    """What ``llmctl docs`` shows on a terminal of 80 columns."""
+    """The page that ``llmctl docs`` shows on a terminal of 80 columns."""
     master, slave = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if name not in ("PAGER", "LESS", "NO_COLOR", "DISPLAY")}
     env = {**kept, "COLUMNS": "80", "TERM": "xterm-256color", **environment}

@@ -21,7 +21,7 @@ __all__ = ["place"]
 
 
 def document_of(capsys, *words):
-    """What a command prints as JSON."""
+    """The document of a command, as JSON."""
     assert main([*words, "--json"]) in (0, 1)
     return json.loads(capsys.readouterr().out)
 
