@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from contextlib import suppress
-from typing import List, Optional, Tuple
+from typing import List, Tuple
 
 from .attempt import Attempt
 from .ends import PartEnd, read_ends
@@ -17,6 +17,8 @@ _LONGEST = 2000
 _LAUNCHER_SAYS = re.compile(r"^\w+: error: .*", re.MULTILINE)
 _SUPERVISOR_SAYS = re.compile(r"^llmctl: (?!importing |Grid Engine has started |(?:the|a) notice )(.*)", re.MULTILINE)
 """Words of the supervisor and of job.sh, without those that report no failure."""
+_OF_SIGNALS = 128
+"""From here on an exit code is that of a signal."""
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: -(\d+)\) local_rank:")
 _SRUN_SIGNALS = {
     "Killed": int(signal.SIGKILL),
@@ -29,10 +31,10 @@ _SRUN_SAYS = re.compile("^srun: error: .*: tasks? [-0-9,]+: ({})".format("|".joi
 
 
 def code_of_cause(folder: str, code: int) -> int:
-    """The exit code of the first rank that failed by itself; else ``code``.
+    """The exit code of the first rank that failed by itself, or of the first part that did; else ``code``.
 
     torchrun exits with 1 for any exit code of its ranks. srun exits with the highest code of all ranks, which is the
-    code of a rank that srun has killed.
+    code of a rank that srun has ended because another one failed.
     """
     causes: List[Tuple[float, int]] = []
     with suppress(OSError):
@@ -44,8 +46,12 @@ def code_of_cause(folder: str, code: int) -> int:
                     causes.append((float(error["time"]), int(error["exit_code"])))
     if causes:
         return min(causes)[1]
-    killed = _first_killed(folder)
-    return killed[1].code if killed is not None else _code_of_killed_rank(folder) or code
+    failed = _failed_parts(folder)
+    first = failed[0][1] if failed else None
+    if first is not None and (_is_killed(first) or 1 < first.code < _OF_SIGNALS):
+        return first.code
+    own = first.code if first is not None and first.code == 1 else code
+    return _code_of_killed_rank(folder) or own
 
 
 def _code_of_killed_rank(folder: str) -> int:
@@ -80,9 +86,9 @@ def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str) ->
     Returns:
         The sentence; empty if the ranks have begun, and so report their failures themselves.
     """
-    killed = _first_killed(attempt.folder)
-    if killed is not None:
-        part, end = killed
+    failed = _failed_parts(attempt.folder)
+    if failed and _is_killed(failed[0][1]):
+        part, end = failed[0]
         what = "the command"
         if job.is_training:
             what = f"rank {int(part[-5:])}" if job.one_process_per_rank else "torchrun"
@@ -107,12 +113,15 @@ def text_since(path: str, position: int) -> str:
     return ""
 
 
-def _first_killed(folder: str) -> Optional[Tuple[str, PartEnd]]:
-    """The part that failed first, if a signal ended it; a launcher ends the others by SIGTERM and SIGKILL."""
-    failed = sorted((end.time, part, end) for part, end in read_ends(folder).items() if end.code != 0)
-    if not failed or failed[0][2].signal in (0, signal.SIGTERM):
-        return None
-    return failed[0][1], failed[0][2]
+def _is_killed(end: PartEnd) -> bool:
+    """True for an end by a signal that is not a launcher's, which ends the parts that are left by SIGTERM."""
+    return end.signal not in (0, signal.SIGTERM)
+
+
+def _failed_parts(folder: str) -> List[Tuple[str, PartEnd]]:
+    """Names and ends of the parts that failed, the first failure first."""
+    failed = [(part, end) for part, end in read_ends(folder).items() if end.code != 0]
+    return sorted(failed, key=lambda named: (named[1].time, named[0]))
 
 
 def _last(pattern: "re.Pattern[str]", text: str) -> str:

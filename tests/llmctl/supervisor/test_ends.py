@@ -151,6 +151,15 @@ def record_end(folder, name, code, number, when, host="n4"):
     (folder / f"ended-{name}.json").write_text(json.dumps(values))
 
 
+@pytest.mark.parametrize(("own", "launcher", "code"), [(3, 143, 3), (1, 143, 1), (3, 137, 3), (143, 143, 143)])
+def test_the_part_that_failed_first_gives_the_exit_code(tmp_path, own, launcher, code):
+    """The launcher's code is that of a part that the launcher ended next."""
+    record_end(tmp_path, "node-00000", launcher, launcher - 128, 8.0)
+    record_end(tmp_path, "node-00001", own, 15 if own > 128 else 0, 7.0)
+    record_end(tmp_path, "node-00002", 0, 0, 6.0)
+    assert code_of_cause(str(tmp_path), launcher) == code
+
+
 def test_the_part_that_a_signal_ended_first_is_the_cause(tmp_path):
     attempt, job = Attempt(1, str(tmp_path)), settings(tmp_path, nodes=2, is_training=True)
     record_end(tmp_path, "node-00000", 143, 15, 8.0)
@@ -160,6 +169,7 @@ def test_the_part_that_a_signal_ended_first_is_the_cause(tmp_path):
     assert code_of_cause(str(tmp_path), 1) == 137
     record_end(tmp_path, "node-00000", 143, 15, 6.0)
     assert cause_of_failure(job, attempt, "", "") == ""
+    assert code_of_cause(str(tmp_path), 143) == 134
     assert cause_of_failure(job, attempt, "node 1 (b) has sent no heartbeat for 5 s", "") != ""
 
 
