@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,6 +33,34 @@ if rm {flag} 2>/dev/null; then
     exec sleep 6000
 fi
 echo "$answer"
+"""
+
+_FROM_PYTHON = """\
+import sys, time, llmctl
+train = {"train_iters": 20, "seq_length": 32, "micro_batch_size": 1, "device": "cpu"}
+config = {"model": {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2}, "training": train}
+config |= {"optimizer": {"lr": 1e-3}, "data": {"mock_data": True}, "checkpoint": {"save_interval": 10}}
+run = llmctl.submit(config, cluster=sys.argv[1], name="from-python", launcher="srun")
+run.wait()
+print([run.metrics("lm_loss")["iteration"][-1], str(run.status().state)])
+run.resume(set={"training.train_iters": 1_000_000})
+while 2 not in run.metrics("lm_loss")["attempt"]:
+    time.sleep(1)
+print(run.cancel().sentence)
+print(run.metrics("lm_loss")["iteration"][:21] == [*range(1, 22)], run.status().state)
+"""
+_ASKED = """\
+import sys, llmctl
+asked = []
+def answer(question):
+    asked.append(question)
+    return "open sesame"
+try:
+    llmctl.submit(command=["hostname"], cluster=sys.argv[1])
+except llmctl.LlmctlError as error:
+    print(error.exit_code, *str(error).splitlines())
+run = llmctl.submit(command=["hostname"], cluster=sys.argv[1], answer=answer)
+print(run.wait().state, *run.logs(), len(asked), *sorted(set(asked)))
 """
 
 
@@ -205,3 +236,32 @@ def test_a_second_laptop_finds_the_runs(laptop: Laptop, tmp_path: Path) -> None:
     said = second.llmctl("cancel", "going")
     ended = laptop.ended("going")
     assert ended["state"] == "cancelled", (said, ended)
+
+
+def in_python(laptop: Laptop, program: str, **variables: str) -> list[str]:
+    """Lines that a program of the user's prints on the laptop."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, CLUSTER], env={**laptop.environ(), **variables}, cwd=laptop.home,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_run_from_python_trains_is_resumed_and_cancelled(laptop: Laptop) -> None:
+    trained, cancelled, again = in_python(laptop, _FROM_PYTHON)
+    assert (trained, again) == ("[20, 'completed']", "True cancelled")
+    assert re.fullmatch(r"from-python\S*: cancelled.*", cancelled)
+
+
+def test_a_question_of_ssh_is_answered_in_python(laptop: Laptop, tmp_path: Path) -> None:
+    """Each call connects once, and asks once for both hosts of the route."""
+    key, config, ssh = tmp_path / "key", tmp_path / "config", tmp_path / "ssh"
+    shutil.copy(laptop.login.state / "id_ed25519", key)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "open sesame", "-f", str(key)], check=True, capture_output=True)
+    config.write_text(laptop.login.config.read_text().replace(str(laptop.login.state / "id_ed25519"), str(key)))
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh", path="/usr/bin:/bin")} -F {config} "$@"\n')
+    ssh.chmod(0o755)
+    refused, answered = in_python(laptop, _ASKED, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert re.fullmatch(rf"4 .*{key}.*encrypted, and no terminal to ask on: add the key to the agent.*", refused)
+    assert re.fullmatch(rf"completed .*n[12] 3 Enter passphrase for key '{key}': ", answered)
