@@ -1,9 +1,9 @@
 """Section ``logging``: logging, metrics and trackers."""
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from trainer.config.errors import ConfigError
 from trainer.config.sections.section import Section, check_functions
@@ -33,7 +33,7 @@ class LoggingConfig(Section):
     """Rows have ``world_size``, the number of ranks."""
     numbers_interval: PositiveInt | None = None
     """Iterations between rows with the requested numbers; a multiple of log_interval. Unset: every row."""
-    timing_log_level: Literal[0, 1, 2] = 0
+    timing_log_level: Annotated[int, Field(ge=0, le=2)] = 0
     """Rows have ``timers_s``, the times of the parts of a step. 1: data, forward and backward, gradient sync and
     optimizer. 2: also forward, backward and pipeline messages. Ranks wait for their device at both ends of a part, so
     that a run is slower."""

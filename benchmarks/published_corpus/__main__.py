@@ -1,0 +1,32 @@
+"""Import a corpus of published scripts, and write the table: ``python -m benchmarks.published_corpus FOLDER``."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.published_corpus.outcomes import config_outcome, outcome_of
+from benchmarks.published_corpus.table import Row, page_of
+from benchmarks.published_corpus.texts import commits_of, model_configs_of, scripts_of
+from llmctl import __version__
+
+RESULT = Path(__file__).resolve().parents[1] / "results/published_corpus.md"
+
+
+def main() -> None:
+    """Import, and write or print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_corpus", description=__doc__)
+    parser.add_argument("folder", type=Path, help="one folder per repository, named OWNER+NAME")
+    parser.add_argument("--to", type=Path, default=RESULT, help="page to write (default: %(default)s)")
+    arguments = parser.parse_args()
+    now = datetime.now()
+    scripts = [Row(one, outcome_of(one.path, now)) for one in scripts_of(arguments.folder)]
+    configs = [Row(one, config_outcome(one, now)) for one in model_configs_of(arguments.folder)]
+    head = f"llmctl {__version__}, {now:%Y-%m-%d}: `python -m benchmarks.published_corpus FOLDER`."
+    lines = page_of(scripts, configs, commits_of(arguments.folder), head)
+    arguments.to.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Outcome of one script: imported after so many answers, or the reason of its refusal."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+import yaml
+
+from benchmarks.published_corpus.texts import Published
+from llmctl.errors import UsageError
+from llmctl.scripts.import_script import import_script
+
+IMPORTED, REFUSED, CRASHED, SILENT = "imported", "refused", "crashed", "lost a file"
+MOST_ANSWERS = 12
+_LIMIT_S = 20
+_QUESTION = re.compile(r"--arg (?!NAME=)(\w+)=VALUE")
+_SKIPPED_FILE = re.compile(r"^#\s+(?:source|\.) (\S+)", re.MULTILINE)
+_A_PATH = re.compile(
+    r"path|dir|file|data|home|root|prefix|tokenizer|vocab|merge|ckpt|check|save|load|log|name|job|wandb|entity|user"
+    r"|host|addr|env|venv|suffix|tag|config",
+    re.IGNORECASE,
+)
+
+
+_PATH_FLAG = re.compile(r"--[\w-]*(path|dir|file|save|load|model)\b")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of an import.
+
+    Attributes:
+        kind: IMPORTED, REFUSED, CRASHED or SILENT (imported, but without a file that lies beside the script).
+        reason: of a refusal or a crash, without file and line.
+        given: the answers to the script's questions, with which its training can be tried.
+    """
+
+    kind: str
+    reason: str = ""
+    given: tuple[tuple[str, str], ...] = ()
+
+
+def outcome_of(path: Path, now: datetime) -> Outcome:
+    """Import a script and answer its questions; an answer that is refused is replaced by one of another kind."""
+    given: dict[str, str] = {}
+    while True:
+        found = _import(path, given, now)
+        names = [name for name in _QUESTION.findall(found.reason) if name not in given]
+        if found.kind == REFUSED and names and len(given) + len(names) <= MOST_ANSWERS:
+            given.update({name: answers_to(name, found.reason)[0] for name in names})
+            continue
+        if found.kind == REFUSED and not names:
+            found = _with_other_answers(path, given, now) or found
+            if _QUESTION.search(found.reason) and len(found.given) < MOST_ANSWERS and dict(found.given) != given:
+                given = dict(found.given)
+                continue
+        return found
+
+
+def _with_other_answers(path: Path, given: dict[str, str], now: datetime) -> Outcome | None:
+    """The first import that gets further with another answer to one question."""
+    for name in given:
+        for answer in reversed(answers_to(name)):
+            found = _import(path, {**given, name: answer}, now)
+            if found.kind != REFUSED or _QUESTION.search(found.reason):
+                return found
+    return None
+
+
+def _import(path: Path, given: dict[str, str], now: datetime) -> Outcome:
+    answers = tuple(given.items())
+    try:
+        with _limit(_LIMIT_S):
+            text = import_script(path, "script", given, now).text
+    except UsageError as error:
+        return Outcome(REFUSED, reason_of(str(error)), answers)
+    except Exception as error:
+        return Outcome(CRASHED, f"{type(error).__name__}: {str(error)[:80]}", answers)
+    if any((path.parent / name).is_file() for name in _SKIPPED_FILE.findall(text)):
+        return Outcome(SILENT, "a file beside the script is not read", answers)
+    return Outcome(IMPORTED, "", answers)
+
+
+def answers_to(name: str, question: str = "") -> tuple[str, ...]:
+    """Values for a variable, the kind first that its name or the question's flag suggests."""
+    path, number = f"/data/{name.lower()}", "1"
+    return (path, number, "") if _A_PATH.search(name) or _PATH_FLAG.match(question) else (number, path, "")
+
+
+def reason_of(message: str) -> str:
+    """A message without file, line, numbers and names of one script alone."""
+    text = re.sub(r"^script(, line \d+)?: ", "", message)
+    text = re.sub(r"(?<=line )\d+|(?<=lines )\d+", "N", text)
+    return re.sub(r"(/[\w.$-]+){2,}", "/PATH", text)
+
+
+def config_outcome(test: Published, now: datetime) -> Outcome:
+    """The outcome of a script with the program and the flags of a ``model_config.yaml``."""
+    try:
+        flags = yaml.safe_load(test.path.read_text(encoding="utf-8"))["MODEL_ARGS"]
+    except yaml.YAMLError as error:
+        return Outcome(CRASHED, f"{type(error).__name__}: {str(error)[:80]}")
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "train.sh"
+        script.write_text(f"torchrun {next(iter(test.programs))}.py {' '.join(words_of(flags))}\n", encoding="utf-8")
+        return outcome_of(script, now)
+
+
+def words_of(flags: dict[str, object]) -> list[str]:
+    """Words of ``MODEL_ARGS`` for a shell: true is a flag alone; a text is words, as in Megatron-LM's test runner."""
+    words: list[str] = []
+    for flag, value in flags.items():
+        if value is True:
+            words.append(flag)
+        elif isinstance(value, list):
+            words += [flag, *(shlex.quote(str(one)) for one in value)]
+        elif value is not False:
+            words += [flag, *(_word(one) for one in _split(str(value)))]
+    return words
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def _word(text: str) -> str:
+    """A word in quotes, its variables replaced by folders."""
+    return shlex.quote(re.sub(r"\$\{?(\w+)\}?", lambda found: answers_to(f"{found[1]}_PATH")[0], text))
+
+
+@contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    """End the block with TimeoutError after a time, where signals are available."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"no end within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

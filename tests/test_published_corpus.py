@@ -1,0 +1,88 @@
+"""benchmarks.published_corpus counts outcomes and reasons of scripts, and answers their questions."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published_corpus import __main__ as command
+from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, config_outcome, outcome_of
+from benchmarks.published_corpus.table import kind_of
+from benchmarks.published_corpus.texts import commits_of, model_configs_of, scripts_of
+
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+FLAGS = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 --global-batch-size 2"
+    " --train-iters 10 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 100"
+)
+ASKS = f"""#!/bin/bash
+# bash train.sh SAVE
+PROGRAM=pretrain_gpt.py
+torchrun --nproc_per_node 1 $PROGRAM {FLAGS} --save $1 --lr-warmup-iters $WARMUP
+"""
+CONFIG = """ENV_VARS:
+  NCCL_ALGO: Ring
+MODEL_ARGS:
+  --num-layers: 2
+  --hidden-size: 32
+  --num-attention-heads: 4
+  --seq-length: 16
+  --micro-batch-size: 1
+  --global-batch-size: 2
+  --train-iters: 10
+  --lr: 0.0001
+  --mock-data: true
+  --tokenizer-type: NullTokenizer
+  --vocab-size: 100
+  --save: ${CHECKPOINT_SAVE_PATH}
+  --timing-log-level: 0
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    source = tmp_path / "corpus/owner+one"
+    tests = source / "main/tests/test_cases"
+    for name in ("gpt/small", "gpt/small_inference"):
+        (tests / name).mkdir(parents=True)
+    (source / "commits").write_text("main 0123456789abcdef0123456789abcdef01234567\n")
+    (source / "main/asks.sh").write_text(ASKS)
+    (source / "main/copy.sh").write_text(ASKS)
+    (source / "main/plain.sh").write_text(f"torchrun --nproc_per_node 1 pretrain_gpt.py {FLAGS}\n")
+    (source / "main/stops.sh").write_text(f"torchrun --nproc_per_node 1 pretrain_gpt.py {FLAGS} --no-such-flag 1\n")
+    (source / "main/images.slurm").write_text("srun python pretrain_vision_classify.py --lr 1\n")
+    (source / "main/comment.sh").write_text("# then start pretrain_gpt.py\n")
+    (tests / "gpt/small/model_config.yaml").write_text(CONFIG)
+    (tests / "gpt/small_inference/model_config.yaml").write_text(CONFIG.replace("0.0001", "0.0002"))
+    return tmp_path / "corpus"
+
+
+def test_distinct_scripts_that_start_a_program_are_found(corpus: Path) -> None:
+    found = {one.path.name: one.is_known for one in scripts_of(corpus)}
+    assert found == {"asks.sh": True, "plain.sh": True, "stops.sh": True, "images.slurm": False}
+    assert [one.is_known for one in model_configs_of(corpus)] == [True, False]
+    assert commits_of(corpus) == {"owner/one": ["main 0123456789abcdef0123456789abcdef01234567"]}
+
+
+def test_questions_are_answered_by_their_names(corpus: Path) -> None:
+    asked = outcome_of(corpus / "owner+one/main/asks.sh", NOW)
+    assert (asked.kind, dict(asked.given).keys()) == (IMPORTED, {"1", "WARMUP"})
+    assert outcome_of(corpus / "owner+one/main/plain.sh", NOW).given == ()
+    stopped = outcome_of(corpus / "owner+one/main/stops.sh", NOW)
+    assert stopped.kind == REFUSED and stopped.reason.startswith("--no-such-flag: ")
+    assert kind_of(stopped.reason) == "flags"
+    assert kind_of(outcome_of(corpus / "owner+one/main/images.slurm", NOW).reason) == "programs"
+
+
+def test_flags_of_a_functional_test_are_a_training_line(corpus: Path) -> None:
+    assert config_outcome(model_configs_of(corpus)[0], NOW).kind == IMPORTED
+
+
+def test_the_page_has_counts_and_no_text_of_a_script(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = corpus.parent / "page.md"
+    monkeypatch.setattr(sys, "argv", ["published_corpus", str(corpus), "--to", str(page)])
+    command.main()
+    text = page.read_text()
+    assert "| owner/one | 3 | 1 | 0 | 1 | 1 | 0 | 0 |" in text
+    assert "- owner/one: main 0123456789" in text and "torchrun" not in text
