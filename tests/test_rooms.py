@@ -35,7 +35,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "doctor": {*GROUND, "backends", "context", "site", "submit", "transport"},
         "operate": {*GROUND, "backends", "context", "doctor", "runs", "site", "submit", "supervisor", "transport"},
         "api": {*GROUND, "context", "operate", "runs", "submit"},
-        "mcp_server": {*GROUND, "api", "operate", "runs"},
+        "mcp_server": {*GROUND, "api", "operate", "runs", "transport"},
         "watch": {*GROUND, "backends", "context", "operate", "runs", "transport"},
         "cli": {
             *(*GROUND, "backends", "context", "doctor", "operate", "runs", "scripts", "site", "submit", "transport"),

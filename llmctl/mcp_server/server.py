@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -13,7 +14,6 @@ from typing import Any
 import anyio
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_PARAMS,
@@ -29,8 +29,10 @@ from mcp_types import Tool as ListedTool
 from llmctl import __version__
 from llmctl.errors import BUG, LlmctlError, UsageError, system_error
 from llmctl.mcp_server import jobs, reading
+from llmctl.mcp_server.connection import connected, is_disconnect
 from llmctl.mcp_server.tool import MOST_CHARACTERS, Tool, checked, json_values
 from llmctl.terminal_text import printable
+from llmctl.transport.commands import RUNNING, RunningCommands
 
 INSTRUCTIONS = """Pretraining of language models on clusters: find runs (runs, status), see why one failed (logs with \
 rank=failed), read its numbers (metrics), check a config (dry_run), predict memory and cost (plan), and look up keys \
@@ -39,12 +41,30 @@ scheduler, 5 run. Times are in seconds since 1970, memory in bytes."""
 
 
 def serve(tools: Sequence[Tool]) -> None:
-    """Answer calls of one client until it closes our standard input."""
-    # Python's own handler would wait for the next line of the client.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Answer calls of one client until it closes our standard input, or is gone.
+
+    Reading calls that are not done then are left alone, and their commands are ended. Writing calls are done first.
+    """
+    commands = RunningCommands()
+
+    def end(number: int, _: object) -> None:
+        commands.end()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    # Python's own handler of SIGINT would wait for the next line of the client.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     logging.getLogger("llmctl").setLevel(logging.INFO)
-    anyio.run(_serve, {tool.name: tool for tool in tools})
+    RUNNING.set(commands)
+    try:
+        anyio.run(_serve, {tool.name: tool for tool in tools})
+    except Exception as error:
+        if not is_disconnect(error):
+            raise
+    finally:
+        commands.end()
 
 
 async def _serve(tools: Mapping[str, Tool]) -> None:
@@ -68,7 +88,7 @@ async def _serve(tools: Mapping[str, Tool]) -> None:
         on_list_tools=on_list_tools,
         on_call_tool=on_call_tool,
     )
-    async with stdio_server() as (received, sent):
+    async with connected() as (received, sent):
         await server.run(received, sent, server.create_initialization_options())
 
 
@@ -102,6 +122,8 @@ def _listed(tool: Tool) -> ListedTool:
 
 def _call(tool: Tool, values: Mapping[str, Any]) -> CallToolResult:
     """Call a tool; errors are those of the commands. Runs in a thread of its own."""
+    if tool.writes:
+        RUNNING.set(None)  # in this call alone: its commands are carried to their end
     with _heard() as messages:
         try:
             answer = tool.call(checked(tool, values))

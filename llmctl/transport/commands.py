@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,42 @@ class CommandOutput:
     exit_status: int | None
     stdout: bytes = b""
     stderr: bytes = b""
+
+
+class RunningCommands:
+    """The commands that run now, started by ``run_command``. ``end`` may be called from any thread."""
+
+    def __init__(self) -> None:
+        """No command runs yet."""
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._is_open = True
+
+    @contextmanager
+    def holding(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Count a command as running. After ``end``, end the command."""
+        with self._lock:
+            self._processes.add(process)
+            is_open = self._is_open
+        try:
+            if not is_open:
+                _signal_group(process)
+            yield
+        finally:
+            with self._lock:
+                self._processes.discard(process)
+
+    def end(self) -> None:
+        """End all of these commands, and each that starts later."""
+        with self._lock:
+            self._is_open = False
+            processes = [*self._processes]
+        for process in processes:
+            _signal_group(process)
+
+
+RUNNING: ContextVar[RunningCommands | None] = ContextVar("RUNNING", default=None)
+"""The list in which a program that may end before its calls finds their commands. None: there is no list."""
 
 
 def run_command(
@@ -68,8 +105,10 @@ def run_command(
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    running = RUNNING.get()
     try:
-        stdout, stderr = process.communicate(stdin or None, timeout=timeout_s)
+        with running.holding(process) if running is not None else nullcontext():
+            stdout, stderr = process.communicate(stdin or None, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _end_group(process)
         return CommandOutput(None)
@@ -141,13 +180,18 @@ def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_TERM_WAIT_S)
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal_group(process)
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
+
+
+def _signal_group(process: subprocess.Popen[bytes]) -> None:
+    """Ask all processes of a command's session to end; kill them if the first has not ended in a second."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERM_WAIT_S)
+        os.killpg(process.pid, signal.SIGKILL)

@@ -18,11 +18,25 @@ def _complete(incomplete: str) -> list[str]:
     return [name for name in SCHEMAS if name.startswith(incomplete)]
 
 
+def _complete_section(ctx: typer.Context, incomplete: str) -> list[str]:
+    from llmctl.cli.reference.schemas import SCHEMAS, sections_of
+
+    name = ctx.params.get("name")
+    sections = sections_of(SCHEMAS[name][1]()) if name in ("config", "profile") else []
+    return [each for each in sections if each.startswith(incomplete)]
+
+
 @app.command()
 def schema(
     ctx: typer.Context,
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Schema to print. Default: list all.", autocompletion=_complete)
+    ] = None,
+    section: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECTION", help="Only this section of config or profile.", autocompletion=_complete_section
+        ),
     ] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write the schema to.")
@@ -35,17 +49,19 @@ def schema(
     from llmctl.cli.reference.schemas import SCHEMAS, schema_text
 
     if name is None:
-        if output is not None:
-            raise UsageError(f"--output {output}: names the file of one schema; name the schema: {', '.join(SCHEMAS)}")
+        for flag, value, role in (("--output", output, "names the file"), ("--section", section, "is a section")):
+            if value is not None:
+                raise UsageError(f"{flag} {value}: {role} of one schema; name the schema: {', '.join(SCHEMAS)}")
         width = max(map(len, SCHEMAS))
         print("\n".join(f"{each:<{width}}  {words}" for each, (words, _) in SCHEMAS.items()))
         return 0
     if name not in SCHEMAS:
         raise UsageError(f"NAME: there is no schema {name!r}; the schemas are {', '.join(SCHEMAS)}")
+    text = schema_text(name, section)
     if output is None:
-        print(schema_text(name), end="")
+        print(text, end="")
         return 0
     context: Context = ctx.obj
-    write_new_file(context.cwd / Path(output).expanduser(), schema_text(name), output)
+    write_new_file(context.cwd / Path(output).expanduser(), text, output)
     context.tell(f"wrote {output}")
     return 0

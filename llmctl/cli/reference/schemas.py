@@ -4,13 +4,16 @@ Editors check a file, complete its keys and explain them by its schema (JSON Sch
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from llmctl.cli.reference.documents import DOCUMENTS
 from llmctl.cli.reference.keys import FROM_MEANING, PROFILE, Key, all_keys, flags_of, meaning_of
+from llmctl.errors import UsageError
 
+_DEFS = "#/$defs/"
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 
@@ -65,9 +68,57 @@ SCHEMAS: Mapping[str, tuple[str, Callable[[], Schema]]] = {
 """Name -> the file in a few words, and its schema."""
 
 
-def schema_text(name: str) -> str:
-    """A schema of SCHEMAS as a file has it."""
-    return json.dumps(SCHEMAS[name][1](), indent=1) + "\n"
+def schema_text(name: str, section: str | None = None) -> str:
+    """A schema of SCHEMAS, or a section of one, as a file has it.
+
+    Raises:
+        UsageError: the schema has no such section.
+    """
+    return json.dumps(schema_of_section(name, section), indent=1) + "\n"
+
+
+def schema_of_section(name: str, section: str | None) -> Schema:
+    """The schema of the values of one section of a config or profile, with the definitions that the section needs.
+
+    Args:
+        name: of SCHEMAS.
+        section: name of the section; None: the whole schema.
+
+    Raises:
+        UsageError: the schema has no such section.
+    """
+    whole = SCHEMAS[name][1]()
+    if section is None:
+        return whole
+    parts: Mapping[str, Schema] = whole.get("$defs", {})
+    if not parts:
+        raise UsageError(
+            f"section {section!r}: only config and profile have sections; leave the section out for {name}"
+        )
+    fields, sections = whole["properties"], sections_of(whole)
+    if section not in sections:
+        raise UsageError(f"section {section!r}: {name} has no such section; the sections are {', '.join(sections)}")
+    field = {key: value for key, value in fields[section].items() if key != "default"}
+    schema = {**parts.get(field.pop("$ref", "").removeprefix(_DEFS), {}), **field, "$schema": _DRAFT}
+    needed = _needed(schema, parts)
+    return {**schema, "$defs": needed} if needed else schema
+
+
+def sections_of(whole: Schema) -> list[str]:
+    """Names of the sections of a config or profile, whose whole schema this is."""
+    return [key for key, field in whole["properties"].items() if "$ref" in field or field.get("type") == "object"]
+
+
+def _needed(schema: Schema, parts: Mapping[str, Schema]) -> dict[str, Schema]:
+    """The definitions to which a schema refers, also through others."""
+    needed: dict[str, Schema] = {}
+    waiting = [schema]
+    while waiting:
+        for name in re.findall(rf'"{re.escape(_DEFS)}(\w+)"', json.dumps(waiting.pop())):
+            if name not in needed:
+                needed[name] = parts[name]
+                waiting.append(parts[name])
+    return needed
 
 
 def _has(section: str, key: str) -> Schema:

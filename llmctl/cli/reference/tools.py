@@ -7,7 +7,7 @@ from pydantic import Field
 from llmctl.api.call import calling
 from llmctl.cli.clusters import cluster_document, cluster_row
 from llmctl.cli.reference.explain import explained
-from llmctl.cli.reference.schemas import SCHEMAS
+from llmctl.cli.reference.schemas import SCHEMAS, schema_of_section
 from llmctl.mcp_server.tool import Answer, Arguments, Tool
 from llmctl.site.profile_names import cluster_names
 
@@ -27,17 +27,30 @@ def explain(asked: ExplainArguments) -> Answer:
 
 
 class SchemaArguments(Arguments):
-    """Name of a schema."""
+    """Name of a schema, and of a section."""
 
     name: Literal[tuple(SCHEMAS)] = Field(  # type: ignore[valid-type]
         description="; ".join(f"{name}: {words}" for name, (words, _) in SCHEMAS.items())
     )
+    section: str | None = Field(
+        None, description="Only this section of config or profile, such as optimizer: much shorter."
+    )
 
 
 def schema(asked: SchemaArguments) -> Answer:
-    """The document of ``llmctl schema``."""
-    words, make = SCHEMAS[asked.name]
-    return Answer(f"JSON schema of the {words}", {"name": asked.name, "schema": make()})
+    """The document of ``llmctl schema``, without the copies of descriptions that editors show as Markdown."""
+    found = _without_markdown(schema_of_section(asked.name, asked.section))
+    part = f"section {asked.section} of the " if asked.section is not None else ""
+    document = {"name": asked.name, "section": asked.section, "schema": found}
+    return Answer(f"JSON schema of the {part}{SCHEMAS[asked.name][0]}", document)
+
+
+def _without_markdown(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_markdown(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_markdown(inner) for key, inner in value.items() if key != "markdownDescription"}
 
 
 class ClustersArguments(Arguments):
@@ -65,7 +78,8 @@ TOOLS = (
     ),
     Tool(
         "schema",
-        "JSON schema of a config, a profile, or a document of --json. Long; explain answers for single keys.",
+        "JSON schema of a config, a profile, or a document of --json. Name a section of config and profile, which are "
+        "long; explain answers for single keys.",
         SchemaArguments,
         schema,
     ),

@@ -16,9 +16,9 @@ from mcp.client.stdio import stdio_client
 import llmctl
 from llmctl.cli.main import main
 from tests.llmctl.api.test_submit import CONFIG, TINY
+from tests.llmctl.mcp_server.served import HELLO, ROOT, words_of
 from tests.waiting import HANG_S
 
-ROOT = Path(__file__).parents[3]
 READING = ["runs", "status", "wait", "logs", "metrics", "plan", "dry_run", "explain", "schema", "clusters"]
 WRITING = ["submit", "resume", "cancel"]
 Ask = Callable[..., Awaitable[Any]]
@@ -73,8 +73,8 @@ def test_an_agent_finds_checks_and_compares(home):
         assert not large["fits"] and "its largest item is" in large["why_not"]
         words = (await ask("explain", words=["optimizer.lr", "--swiglu"]))["explained"]
         assert "Learning rate" in words["optimizer.lr"] and "sets model.swiglu" in words["--swiglu"]
-        config = (await ask("schema", name="config"))["schema"]
-        assert "lr" in config["$defs"]["OptimizerConfig"]["properties"]
+        optimizer = await ask("schema", name="config", section="optimizer")
+        assert "lr" in optimizer["schema"]["properties"] and len(json.dumps(optimizer)) < 10_000
         wrong = await ask("dry_run", config_text="model: {num_layer: 2}")
         assert "num_layers" in wrong["error"] and wrong["exit_code"] == 3
         plan = await ask("dry_run", example=True, nodes=2)
@@ -129,6 +129,8 @@ def test_hostile_calls_are_answered_with_a_sentence(home):
             ("dry_run", {"example": True, "node": 8}, 2),
             ("explain", {"words": ["nonsense"]}, 2),
             ("schema", {"name": "nonsense"}, 2),
+            ("schema", {"name": "config", "section": "nonsense"}, 2),
+            ("schema", {"name": "list", "section": "runs"}, 2),
         ):
             answer = await ask(tool, **arguments)
             assert answer["exit_code"] == code and answer["error"].isprintable(), (tool, arguments, answer)
@@ -139,14 +141,13 @@ def test_hostile_calls_are_answered_with_a_sentence(home):
 
 def test_standard_output_has_only_the_protocol_and_the_end_of_input_ends_it(home):
     asked = [
-        {"method": "initialize", "id": 1, "params": _HELLO},
+        {"method": "initialize", "id": 1, "params": HELLO},
         {"method": "notifications/initialized"},
         {"method": "tools/call", "id": 2, "params": {"name": "dry_run", "arguments": {"example": True}}},
     ]
-    words = [sys.executable, "-m", "llmctl", "mcp"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=home, env=environment
+        words_of(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=home, env=environment
     )
     with process:
         for each in asked:
@@ -158,7 +159,31 @@ def test_standard_output_has_only_the_protocol_and_the_end_of_input_ends_it(home
     assert b"bundled example" in said
 
 
-_HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+def test_a_line_that_is_not_a_message_is_answered_and_the_server_goes_on(home):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ping = b'{"jsonrpc": "2.0", "id": 5, "method": "ping"}'
+    with subprocess.Popen(
+        words_of(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=home, env=environment
+    ) as process:
+        hello = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}).encode()
+
+        def answer_to(line: bytes) -> tuple[object, object]:
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            found = json.loads(process.stdout.readline())
+            return found["id"], found.get("error", {}).get("code")
+
+        assert answer_to(b'{"jsonrpc": "2.0", "id": 1, "meth') == (None, -32700)
+        assert answer_to(b"\n" + hello) == (1, None)
+        assert answer_to(b"\xff\x00\x1b[31m") == (None, -32700)
+        assert answer_to(b'{"jsonrpc": "2.0", "id": 3, "method": 4}') == (3, -32600)
+        assert answer_to(b'{"jsonrpc": "1.0", "id": true, "method": "ping"}') == (None, -32600)
+        assert answer_to(b"[1]") == (None, -32600)
+        assert answer_to(b"[" * 100_000) == (None, -32700)
+        assert answer_to(ping) == (5, None)
+        rest, said = process.communicate(timeout=HANG_S)
+    assert (process.returncode, rest) == (0, b"") and len(said.splitlines()) == 6
+    assert b"mcp: a line of standard input is not JSON: recursion limit exceeded" in said
 
 
 @pytest.mark.usefixtures("home")

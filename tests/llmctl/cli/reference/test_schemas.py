@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from llmctl.cli.main import main
 from llmctl.cli.reference.keys import PROFILE, all_keys
-from llmctl.cli.reference.schemas import SCHEMAS, config_schema, profile_schema
+from llmctl.cli.reference.schemas import SCHEMAS, config_schema, profile_schema, schema_of_section, sections_of
 from llmctl.site.profile import ClusterProfile
 from tests.docs.shown_commands import ROOT
 from trainer.config.train_config import TrainConfig
@@ -93,6 +93,18 @@ def test_every_key_is_explained_to_an_editor():
             assert missing == [], name
 
 
+@pytest.mark.parametrize("name", ["config", "profile"])
+def test_a_section_has_the_schema_that_it_has_in_the_whole(name):
+    whole = SCHEMAS[name][1]()
+    for section in sections_of(whole):
+        found = schema_of_section(name, section)
+        Draft202012Validator.check_schema(found)
+        assert found["description"] and len(json.dumps(found)) < len(json.dumps(whole)) / 2
+        for value in ({}, {"no_such_key": 1}, {"lr": 0.1}, {"lr": "x"}, {"port_rule": {"base": "x"}}, {"a": {"b": 1}}):
+            in_whole = Draft202012Validator({"$defs": whole["$defs"], **whole["properties"][section]})
+            assert Draft202012Validator(found).is_valid(value) == in_whole.is_valid(value)
+
+
 def check_jsonschema(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "check_jsonschema", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -122,6 +134,14 @@ def test_the_command_lists_prints_and_writes_schemas(own_folders, capsys):
     assert json.loads(Path("p.json").read_text()) == profile_schema() and own_folders.is_dir()
     assert main(["schema", "profile", "-o", "p.json"]) == 2
     assert "p.json: exists already; name another file" in capsys.readouterr().err
+    assert main(["schema", "config", "--section", "optimizer"]) == 0
+    assert json.loads(capsys.readouterr().out) == schema_of_section("config", "optimizer")
+    assert main(["schema", "config", "--section", "optim"]) == 2
+    assert "section 'optim': config has no such section; the sections are job, model, " in capsys.readouterr().err
+    assert main(["schema", "status", "--section", "runs"]) == 2
+    assert "only config and profile have sections; leave the section out for status" in capsys.readouterr().err
+    assert main(["schema", "--section", "model"]) == 2
+    assert "--section model: is a section of one schema; name the schema: config, " in capsys.readouterr().err
     assert main(["schema", "profil"]) == 2
     assert "there is no schema 'profil'; the schemas are config, profile, " in capsys.readouterr().err
     assert main(["schema", "-o", "p.json"]) == 2
