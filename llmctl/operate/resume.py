@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from posixpath import normpath
 from typing import Any
 
 from llmctl.context import ClusterSession, Context
@@ -132,7 +133,7 @@ def start_point(record: RunRecord, session: ClusterSession) -> StartPoint:
     if saved is not None:
         unseen = _check_cannot_see(folder, saved, session)
         return StartPoint(None, f"resumes from iteration {saved.iteration} of {total}, if the job finds it: {unseen}")
-    if settings.get("load"):
+    if settings.get("load") and normpath(settings["load"]) != normpath(folder):
         return StartPoint(None, f"starts from {settings['load']}: no checkpoint of this run in {folder}")
     return StartPoint(None, f"starts from the beginning: no checkpoint in {folder}")
 

@@ -60,11 +60,13 @@ class FlagMeaning:
         values: dotted key -> value.
         origins: dotted key -> flag and line.
         without_effect: line, flag and reason.
+        remarks: line, flag and sentence, where the meaning differs from Megatron-LM's.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     without_effect: list[tuple[int, str, str]] = field(default_factory=list)
+    remarks: list[tuple[int, str, str]] = field(default_factory=list)
 
 
 def architecture_of(entry: str, line: int) -> str:

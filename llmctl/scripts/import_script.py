@@ -28,6 +28,7 @@ from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.state import Run
 from llmctl.scripts.shell.values import Value, missing_of, text_of
+from llmctl.scripts.start_meaning import put_start
 from trainer.config.errors import ConfigError
 from trainer.planning.build_config import build_config
 
@@ -43,11 +44,13 @@ class ImportedScript:
         sections: section -> key -> value, in plain values.
         text: the YAML file, with the origin of every line.
         ignored: number of words of the script without effect here.
+        remarks: sentences on what differs from Megatron-LM, to be told before the job is queued.
     """
 
     sections: Mapping[str, Mapping[str, Any]]
     text: str
     ignored: int
+    remarks: tuple[str, ...] = ()
 
 
 def parse_given(arguments: Sequence[str]) -> dict[str, str]:
@@ -142,6 +145,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
 
     flags = read_flags(group_flags(launch.arguments, launch.line), file_text)
     put_architecture(architecture, f"{launch.entry.rpartition('/')[2]}, line {launch.line}", flags)
+    put_start(flags)
     job = job_meaning(script.directives, launch, script.run.environment)
     return _written(path, launch, flags, job, state.skipped)
 
@@ -188,7 +192,7 @@ def _written(
         config = build_config(sections)
     except ConfigError as error:
         origin = origins.get(error.key, "")
-        line = re.search(r"line (\d+)$", origin)
+        line = re.search(r"line (\d+)", origin)
         words = f"{origin.partition(',')[0]} ({error.key})" if origin else error.key
         message = f"{words}: {error.problem}" if error.key else error.problem
         raise ScriptError(int(line[1]) if line else launch.line, message) from None
@@ -200,6 +204,7 @@ def _written(
         origins,
         config,
         [
+            ("Differs from Megatron-LM:", sorted(flags.remarks)),
             ("Flags without effect here:", sorted(flags.without_effect)),
             (
                 "Words of scheduler, launcher and environment that llmctl replaces:",
@@ -210,4 +215,7 @@ def _written(
     ignored = len(flags.without_effect) + len(job.without_effect) + len(prepared)
     checked = config.model_dump(mode="json")
     plain_sections = {name: {key: checked[name][key] for key in values} for name, values in sections.items()}
-    return ImportedScript(plain_sections, text, ignored)
+    remarks = tuple(
+        f"{f'line {line}: ' if line else ''}{words}: {reason}" for line, words, reason in sorted(flags.remarks)
+    )
+    return ImportedScript(plain_sections, text, ignored, remarks)

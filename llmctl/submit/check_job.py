@@ -157,14 +157,15 @@ def _content_problems(
 
         problems, notes = data_problems(job, config, transport)
     if config.checkpoint.load is not None or config.checkpoint.save is not None:
-        from llmctl.submit.checks.foreign import foreign_problems
+        from llmctl.submit.checks.foreign import start_problems
 
-        found = foreign_problems(job, transport)
-        if not found and config.checkpoint.load is not None:
+        found, more = start_problems(job, transport)
+        if not found and not more and config.checkpoint.load is not None:
             from llmctl.submit.checks.contents import weight_problems
 
             found = weight_problems(job, config, transport)
-        problems += found
+        problems += [problem for problem in found if problem.key not in told]
+        notes += more
     if config.evaluation.tasks and "evaluation.tasks" not in told:
         from llmctl.submit.checks.config import task_file_problems
 

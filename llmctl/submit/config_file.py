@@ -59,6 +59,7 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
                 f"{named}: {script.ignored} words have no effect here; llmctl import-script shows each with its reason"
             )
             warnings = (*warnings, shown)
+        warnings = (*warnings, *(f"{named}, {remark}" for remark in script.remarks))
         return ConfigFile(path, script.sections, warnings)
     if arguments.script_arguments:
         raise UsageError(_NO_SCRIPT)

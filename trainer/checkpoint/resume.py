@@ -25,6 +25,7 @@ from trainer.checkpoint.load import read_training_state, read_weights, resume_op
 from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
+from trainer.config.sections.checkpoint import START_REMEDY
 from trainer.config.sections.model import ModelConfig
 from trainer.distributed.collectives import any_rank, first_text, from_first_rank, max_over_ranks
 from trainer.families.catalogue import TUNABLE
@@ -95,12 +96,12 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
         return
     load = Path(config.load).expanduser()
     is_same = save is not None and load.resolve() == save.resolve()
-    takes_less = config.finetune or config.no_load_optim or config.no_load_rng
-    if is_same and takes_less:
+    # Two names of one folder; trainer.planning.checkpoint_checks refuses one name.
+    if is_same and config.part_left_out is not None:
         raise ConfigError(
             "checkpoint.save",
-            f"{save} is also checkpoint.load; with finetune or no_load_* the next attempt could not tell the start "
-            "point from its own checkpoints; choose another folder to save in",
+            f"{save} is also checkpoint.load, of which {config.part_left_out} takes a part only, so that an attempt "
+            "could not tell the start from its own checkpoints; choose another folder to save in",
         )
     foreign = foreign_format(load)
     if foreign is ForeignFormat.HUGGING_FACE or is_gguf(load):
@@ -113,9 +114,7 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
         )
     # Megatron's scripts name one folder for both from the first start on, when it is still empty.
     if not is_same and find_latest(load)[0] is None:
-        raise ConfigError(
-            "checkpoint.load", f"{load} holds no checkpoint; correct the path, or unset the key to start from scratch"
-        )
+        raise ConfigError("checkpoint.load", f"{load} holds no checkpoint; {START_REMEDY}")
 
 
 def restore(

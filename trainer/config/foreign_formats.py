@@ -7,6 +7,7 @@ Names: megatron/training/checkpointing.py and megatron/core/dist_checkpointing o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,8 @@ from fnmatch import fnmatch
 
 HUB_CONFIG = "config.json"
 NATIVE_METADATA = "metadata.json"
+_LATEST = "latest_checkpointed_iteration.txt"
+_ITERATION = re.compile(r"iter_\d{7,}$|\.iter_\d{7,}\.old-\d+$")
 _TENSORS, _RANKS, _COMMON, _DCP_METADATA = "*.distcp", "mp_rank_*", "common.pt", ".metadata"
 
 
@@ -30,6 +33,11 @@ class Listing:
     names: Collection[str]
     iterations: Mapping[str, Collection[str]] = field(default_factory=dict)
     config: str = ""
+
+    @property
+    def holds_checkpoints(self) -> bool:
+        """True if the folder has an iteration, damaged or moved aside, or the pointer to one."""
+        return any(name == _LATEST or _ITERATION.match(name) for name in self.names)
 
 
 class ForeignFormat(Enum):

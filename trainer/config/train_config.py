@@ -5,6 +5,8 @@ A field checks its own range; trainer.planning.checks checks relations between k
 package is torch-free and imports no other package of the trainer.
 """
 
+from os.path import normpath
+
 from trainer.config.blends import PATH_KEYS as BLEND_KEYS
 from trainer.config.blends import parse_blend
 from trainer.config.sections.checkpoint import CheckpointConfig
@@ -46,16 +48,26 @@ class TrainConfig(Section):
         training = self.training
         return training.seq_length + (training.decoder_seq_length if self.model.is_encoder_decoder else 0)
 
+    @property
+    def continues_save(self) -> bool:
+        """True if checkpoint.load and checkpoint.save name one folder, by their texts; links are not followed."""
+        load, save = self.checkpoint.load, self.checkpoint.save
+        return load is not None and save is not None and normpath(load) == normpath(save)
+
     def data_prefixes(self) -> list[tuple[str, str]]:
         """Dotted key and prefix of every dataset."""
         named = [(f"data.{key}", getattr(self.data, key)) for key in BLEND_KEYS]
         return [(key, part.prefix) for key, entries in named if entries for part in parse_blend(key, entries)]
 
     def read_paths(self) -> list[tuple[str, str]]:
-        """Dotted key and path of all else that the run reads."""
+        """Dotted key and path of all else that the run reads, and that must exist.
+
+        ``checkpoint.load`` that is also ``checkpoint.save`` is among the written paths only.
+        """
         named = [(f"data.{key}", getattr(self.data, key)) for key in ("tokenizer_model", "vocab_file", "merge_file")]
         tasks = [("evaluation.tasks", task) for task in self.evaluation.tasks if is_task_file(task)]
-        found = (*named, ("checkpoint.load", self.checkpoint.load), *tasks)
+        load = None if self.continues_save else self.checkpoint.load
+        found = (*named, ("checkpoint.load", load), *tasks)
         return [(key, path) for key, path in found if path is not None]
 
     def written_paths(self) -> list[tuple[str, str]]:

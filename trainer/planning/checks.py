@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
+from trainer.config.sections.checkpoint import folder_apart
 from trainer.planning.layouts import Layout, divisors, multiples_around, nearest_layouts
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def check_relations(config: TrainConfig) -> None:
     _check_training(config)
     _check_optimizer(config)
     _check_evaluation(config)
+    _check_start(config)
     _check_hugging_face(config)
     _check_logging(config.logging)
 
@@ -288,6 +290,19 @@ def _check_training(config: TrainConfig) -> None:
         raise ConfigError(
             "training.min_loss_scale",
             f"{training.min_loss_scale:g} is above initial_loss_scale {training.initial_loss_scale:g}; lower it",
+        )
+
+
+def _check_start(config: TrainConfig) -> None:
+    """Refuse to save in the folder of the weights, of which the run takes a part only."""
+    if not config.continues_save:
+        return
+    key, save = config.checkpoint.part_left_out, str(config.checkpoint.save)
+    if key is not None:
+        raise ConfigError(
+            "checkpoint.save",
+            f"{save} is also checkpoint.load, of which {key} takes a part only, so that an attempt could not tell the "
+            f"start from its own checkpoints; save elsewhere, such as in {folder_apart(save, key)}, or leave {key} out",
         )
 
 

@@ -318,7 +318,8 @@ def _build_loop(
 def _starts_anew(config: TrainConfig, save: Path | None, mesh: ParallelMesh, device: torch.device) -> bool:
     """True if rank 0 sees no checkpoint that the run could continue. Collective: all ranks."""
     is_there = mesh.rank == 0 and save is not None and not describe_lack(save)
-    return config.checkpoint.load is None and not any_rank(is_there, device)
+    may_start_anew = config.checkpoint.load is None or config.continues_save
+    return may_start_anew and not any_rank(is_there, device)
 
 
 def _speed_scale(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, device: torch.device) -> SpeedScale:
@@ -381,6 +382,8 @@ def _print_summary(
         lines.append(f"starting from the weights of {restored}")
     elif restored is not None:
         lines.append(f"resuming from {restored} at iteration {progress.iteration}")
+    elif config.checkpoint.load is not None:
+        lines.append(f"starting from new weights: {config.checkpoint.load} holds no checkpoint yet")
     print("\n".join(lines), flush=True)
 
 

@@ -9,6 +9,7 @@ from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import PathFacts
 from llmctl.transport.protocol import Transport
 from trainer.config.errors import ConfigError
+from trainer.config.sections.checkpoint import START_REMEDY
 from trainer.config.task_files import is_task_file, task_file_problem
 from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_world_size
@@ -80,7 +81,8 @@ def _config_paths(job: Job, config: TrainConfig) -> Iterator[PathCheck]:
         elif not set("*?[") & set(prefix):
             yield _present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
     for key, path in config.read_paths():
-        yield _present(key, (path,), _READ, mounts, kinds=("file", "folder"))
+        remedy = START_REMEDY if key == "checkpoint.load" else _READ
+        yield _present(key, (path,), remedy, mounts, kinds=("file", "folder"))
     for key, path in config.written_paths():
         yield _writable(key, path, mounts)
 

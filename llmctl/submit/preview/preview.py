@@ -101,9 +101,12 @@ def _data(config: TrainConfig, data: DatasetSize, tokens: int) -> str:
 def _start(plan: SubmitPlan, config: TrainConfig) -> str:
     if not plan.is_new:
         return f"resumes {plan.job.run_id} from its latest checkpoint"
+    new = f"new weights, seed {config.training.seed}"
+    if config.continues_save:
+        return f"latest checkpoint in {config.checkpoint.save}; while it holds none, {new}"
     if config.checkpoint.load is not None:
         return f"weights of {config.checkpoint.load}"
-    return f"new weights, seed {config.training.seed}"
+    return new
 
 
 def _estimate(planned: RunPlan | str, config: TrainConfig) -> str:

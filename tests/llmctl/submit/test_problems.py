@@ -66,7 +66,8 @@ def test_path_problems_are_reported_with_the_others(place, capsys):
         "llmctl: --time: 9:30:00 is above 8:00:00, the longest time of bed",
         f"also: {place}/c.yaml: data.data_path: there is no {place}/text.bin; name the prefix of an indexed dataset, "
         "which `llmctl data prepare` makes from text",
-        f"also: {place}/c.yaml: checkpoint.load: there is no {place}/gone; name an existing path, or leave it out",
+        f"also: {place}/c.yaml: checkpoint.load: there is no {place}/gone; correct the path, or unset the key "
+        "(checkpoint.load=null) to start with new weights, as Megatron-LM would without --exit-on-missing-checkpoint",
     ]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.trainer.planning.refused_encoder_decoders import REFUSED_ENCODER_DECODERS
 from tests.trainer.planning.refused_models import MOE, REFUSED_MODELS
+from tests.trainer.planning.refused_starts import REFUSED_STARTS
 
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
@@ -383,18 +384,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         "which name another activation",
         {"model": {"swiglu": False, "gated_linear_unit": True}},
     ),
-    (
-        {"model": {"activation_clamp": 7.0}},
-        "model.activation_clamp",
-        "set swiglu or gated_linear_unit",
-        {"model": {"activation_clamp": 7.0, "gated_linear_unit": True}},
-    ),
-    (
-        {"model": {"activation_alpha": 1.7, "gated_linear_unit": True}},
-        "model.activation_alpha",
-        "is a form of SwiGLU",
-        {"model": {"activation_alpha": 1.7, "swiglu": True}},
-    ),
     *REFUSED_MODELS,
+    *REFUSED_STARTS,
     *REFUSED_ENCODER_DECODERS,
 ]

@@ -109,4 +109,16 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
     ),
     *REFUSED_BERT,
     *REFUSED_HOOKS,
+    (
+        {"model": {"activation_clamp": 7.0}},
+        "model.activation_clamp",
+        "set swiglu or gated_linear_unit",
+        {"model": {"activation_clamp": 7.0, "gated_linear_unit": True}},
+    ),
+    (
+        {"model": {"activation_alpha": 1.7, "gated_linear_unit": True}},
+        "model.activation_alpha",
+        "is a form of SwiGLU",
+        {"model": {"activation_alpha": 1.7, "swiglu": True}},
+    ),
 ]

@@ -164,10 +164,26 @@ def test_a_first_start_from_an_empty_folder_is_refused_where_a_checkpoint_is_nee
     write_config(run, save=str(folder), load=str(folder), exit_on_missing_checkpoint=is_needed)
     assert train(run) == codes
     assert folder.exists() is not is_needed
+    if not is_needed:
+        assert f"starting from new weights: {folder} holds no checkpoint yet" in log_of(run, 1)
     if is_needed:
         assert f"checkpoint.load: {folder} does not exist, and checkpoint.exit_on_missing_checkpoint" in error_of(
             run, 1
         )
+
+
+def test_a_fine_tuning_that_starts_again_goes_on_from_its_own_checkpoints(tmp_path):
+    run, folder, start = tmp_path / "run", tmp_path / "start-finetuned", tmp_path / "start"
+    write_config(run, save=str(start))
+    assert train(run) == [0]
+    shutil.rmtree(run)
+    write_config(run, save=str(folder), load=str(start), finetune=True, train_iters=2)
+    assert train(run) == [0]
+    assert "starting from the weights of " in log_of(run, 1)
+    write_config(run, save=str(folder), load=str(start), finetune=True, train_iters=6)
+    assert train(run, 2) == [0]
+    assert f"resuming from {folder}/iter_0000002 at iteration 2" in log_of(run, 2)
+    assert complete_iterations(folder) == [2, 4, 6] and complete_iterations(start) == [2, 4]
 
 
 def hide(folder):

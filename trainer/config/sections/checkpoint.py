@@ -6,6 +6,20 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from trainer.config.sections.section import Section
 
+PARTIAL_STARTS = ("finetune", "no_load_optim", "no_load_rng")
+"""Keys by which a run takes less than everything from ``load``."""
+
+START_REMEDY = (
+    "correct the path, or unset the key (checkpoint.load=null) to start with new weights, as Megatron-LM would without "
+    "--exit-on-missing-checkpoint"
+)
+"""Advice for a start point without a checkpoint. A wrong path must not train a new model unnoticed."""
+
+
+def folder_apart(save: str, key: str) -> str:
+    """A folder beside ``save`` for the checkpoints of a run that starts from ``save`` by a key of PARTIAL_STARTS."""
+    return f"{save.rstrip('/')}-{'finetuned' if key == 'finetune' else 'continued'}"
+
 
 class CheckpointConfig(Section):
     """Saving and loading of checkpoints."""
@@ -15,7 +29,8 @@ class CheckpointConfig(Section):
     load: str | None = None
     """Folder of the checkpoint to start from: the latest one in it. A Hugging Face folder, a GGUF file, or a folder
     that ``llmctl checkpoint import`` has made, gives only the weights: training starts at iteration 0. Ignored if
-    ``save`` already holds a checkpoint of this run."""
+    ``save`` already holds a checkpoint of this run. The folder of ``save`` itself means, as in Megatron-LM: go on from
+    its latest checkpoint, or start with new weights while it holds none."""
     save_interval: PositiveInt | None = None
     """Iterations between checkpoints. Unset: save only at the end."""
     keep_last: PositiveInt | None = None
@@ -33,8 +48,8 @@ class CheckpointConfig(Section):
     """Seconds to wait at the start for the folder of checkpoints, if the run has saved checkpoints and the folder is
     missing or holds none on a node: a mount may be slow to come. Then the run fails; it never starts from scratch."""
     exit_on_missing_checkpoint: bool = False
-    """End the run if ``load`` holds no checkpoint, instead of starting from random weights. A ``load`` that is not also
-    ``save`` must always hold one. Without ``load`` there is nothing to miss."""
+    """Refuse a ``load`` that is also ``save`` and holds no checkpoint, instead of starting with new weights. A ``load``
+    that is not also ``save`` must always hold one. Without ``load`` there is nothing to miss."""
     finetune: bool = False
     """Load only the weights from ``load``; iteration, optimizer, data position and RNG state start afresh."""
     draw_missing_heads: bool = False
@@ -48,3 +63,8 @@ class CheckpointConfig(Section):
     save_hugging_face: bool = False
     """After each save, write the same weights as a Hugging Face folder, ``iter_N_hugging_face`` beside the checkpoint
     ``iter_N``. ``keep_last`` deletes both together."""
+
+    @property
+    def part_left_out(self) -> str | None:
+        """The key by which the run takes less than everything from ``load``; None without one."""
+        return next((key for key in PARTIAL_STARTS if getattr(self, key)), None)
