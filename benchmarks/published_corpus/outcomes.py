@@ -31,7 +31,8 @@ _A_PATH = re.compile(
 )
 
 
-_PATH_FLAG = re.compile(r"--[\w-]*(path|dir|file|save|load|model)\b")
+_A_NUMBER = re.compile(r"hosts|nodes|num|size|per_|world", re.IGNORECASE)
+_PATH_FLAG = re.compile(r"--[\w-]*(path|dir|file|save|load|model): ")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def _import(path: Path, given: dict[str, str], now: datetime) -> Outcome:
 def answers_to(name: str, question: str = "") -> tuple[str, ...]:
     """Values for a variable, the kind first that its name or the question's flag suggests."""
     path, number = f"/data/{name.lower()}", "1"
-    return (path, number, "") if _A_PATH.search(name) or _PATH_FLAG.match(question) else (number, path, "")
+    is_path = (_A_PATH.search(name) and not _A_NUMBER.search(name)) or _PATH_FLAG.match(question)
+    return (path, number, "") if is_path else (number, path, "")
 
 
 def reason_of(message: str) -> str:

@@ -28,11 +28,12 @@ from llmctl.scripts.shell.syntax import (
     While,
     Word,
 )
-from llmctl.scripts.shell.word_reader import NAME, read_quoted_text, read_word
+from llmctl.scripts.shell.word_reader import NAME, read_index, read_quoted_text, read_word
 
 _DEPTH = 100
 _REDIRECT = re.compile(r"(?:\d*|&)(?:<<<|<<-?|<>|<&|<|>>|>\||>&|>)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^]\n]*\])?(\+?)=")
+_PLACE = re.compile(r"\[([^]\n]*)\]=")
 _FUNCTION = re.compile(
     r"(?:function[ \t]+([A-Za-z_][\w-]*)[ \t]*(?:\([ \t]*\))?|([A-Za-z_][\w-]*)[ \t]*\([ \t]*\))\s*(?=[{(])"
 )
@@ -111,7 +112,10 @@ class _Reader:
             self.cursor.take(2)
             self._skip_lines()
             rest.append((operator, self._pipeline()))
-        return Chain(line, first, tuple(rest)) if rest else first
+        chain: Command = Chain(line, first, tuple(rest)) if rest else first
+        if self.cursor.peek() == "&" and not self.cursor.at_end:  # in the background: in a shell of its own
+            return Group(line, (chain,), is_subshell=True)
+        return chain
 
     def _skip_lines(self) -> None:
         while True:
@@ -318,24 +322,32 @@ class _Reader:
     def _assignment(self, start: re.Match[str]) -> Assignment:
         cursor, line = self.cursor, self.cursor.line
         cursor.take(len(start[0]))
-        index = read_quoted_text(start[2][1:-1], line) if start[2] else None
+        index = read_index(start[2][1:-1], line) if start[2] else None
         if cursor.peek() != "(":
             return Assignment(start[1], line, read_word(cursor), None, index, bool(start[3]))
         cursor.take()
         items: list[Word] = []
+        places: list[Word | None] = []
         while True:
             self._skip_lines()
             if cursor.at_end:
                 raise ScriptError(line, f"{start[1]}=( opens here and never closes")
             if cursor.peek() == ")":
                 cursor.take()
-                return Assignment(start[1], line, (), tuple(items), None, bool(start[3]))
+                return Assignment(start[1], line, (), tuple(items), None, bool(start[3]), tuple(places))
+            place = _PLACE.match(cursor.text, cursor.position)
+            if place is not None:
+                cursor.take(len(place[0]))
+                items.append(read_word(cursor))
+                places.append(read_index(place[1], line))
+                continue
             word = read_word(cursor)
             if not word:
                 raise ScriptError(
                     cursor.line, f"{cursor.peek()!r} cannot stand in the array {start[1]}; put it in quotes"
                 )
             items.append(word)
+            places.append(None)
 
     def _redirect(self) -> Redirect | HereDocument | None:
         cursor = self.cursor

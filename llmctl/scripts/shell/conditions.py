@@ -21,6 +21,10 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-gt": lambda left, right: left > right,
     "-ge": lambda left, right: left >= right,
 }
+_CLASSES = {
+    **{"digit": "0-9", "alpha": "A-Za-z", "alnum": "A-Za-z0-9", "upper": "A-Z", "lower": "a-z", "space": r"\s"},
+    **{"xdigit": "0-9A-Fa-f", "blank": r" \t", "punct": r"!-/:-@\[-`{-~"},
+}
 _TEXTS = ("=", "==", "!=", "=~", "<", ">")
 
 
@@ -56,15 +60,21 @@ UNKNOWN = Truth(value=None, is_sure=False)
 NO_FILE = Truth(value=False, is_sure=False)
 
 
-def decide(words: Sequence[Value], line: int, number: Callable[[str, int], int | None]) -> Truth:
+def decide(
+    words: Sequence[Value],
+    line: int,
+    number: Callable[[str, int], int | None],
+    keep_match: Callable[[Sequence[str], int], None] = lambda _found, _line: None,
+) -> Truth:
     """The result of a test.
 
     Args:
         words: between the brackets, expanded.
         line: for messages.
         number: value of an operand of -eq and the like; None if unknown.
+        keep_match: receives the parts that a ``=~`` matches.
     """
-    reader = _Test(words, line, number)
+    reader = _Test(words, line, number, keep_match)
     result = reader.either() if words else NO
     if reader.left:
         raise ScriptError(line, f"the test [ {' '.join(text_of(word) for word in words)} ] cannot be read")
@@ -72,9 +82,15 @@ def decide(words: Sequence[Value], line: int, number: Callable[[str, int], int |
 
 
 class _Test:
-    def __init__(self, words: Sequence[Value], line: int, number: Callable[[str, int], int | None]) -> None:
+    def __init__(
+        self,
+        words: Sequence[Value],
+        line: int,
+        number: Callable[[str, int], int | None],
+        keep_match: Callable[[Sequence[str], int], None],
+    ) -> None:
         self.left = list(words)
-        self._line, self._number = line, number
+        self._line, self._number, self._keep_match = line, number, keep_match
 
     def either(self) -> Truth:
         result = self._both()
@@ -133,12 +149,19 @@ class _Test:
             return UNKNOWN if first is None or second is None else Truth(_NUMBERS[operator](first, second))
         if operator == "=~":
             try:
-                return Truth(re.search(other, one) is not None)
+                found = re.search(_in_python(other), one)
             except re.error:
                 return UNKNOWN
+            self._keep_match([found[0], *(part or "" for part in found.groups())] if found else [], self._line)
+            return Truth(found is not None)
         if operator in ("<", ">"):
             return Truth(one < other if operator == "<" else one > other)
         return Truth((one == other or matches(one, other)) == (operator != "!="))
+
+
+def _in_python(pattern: str) -> str:
+    """An extended regular expression with Python's classes of characters."""
+    return re.sub(r"\[:(\w+):\]", lambda found: _CLASSES.get(found[1], found[0]), pattern)
 
 
 def _known(value: Value) -> str | None:

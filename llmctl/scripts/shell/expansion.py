@@ -9,6 +9,7 @@ from fnmatch import translate
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.arithmetic import ArithmeticReader
+from llmctl.scripts.shell.braces import expand_braces
 from llmctl.scripts.shell.state import State, Variable
 from llmctl.scripts.shell.syntax import Arithmetic, Literal, Parameter, Placeholder, Substitution, Word
 from llmctl.scripts.shell.values import (
@@ -53,7 +54,8 @@ class Expansion:
 
     def words(self, words: Sequence[Word]) -> list[Value]:
         """The words of a command, each word expanded and divided."""
-        return [found for word in words for found in words_of(self._chunks(word))]
+        single = [one for word in words for one in expand_braces(word)]
+        return [found for word in single for found in words_of(self._chunks(word))]
 
     def text(self, word: Word) -> Value:
         """One value, not divided: of an assignment, a pattern or a file."""
@@ -131,12 +133,7 @@ class Expansion:
             return absent(unknown.missing)
 
     def _parameter(self, part: Parameter) -> list[Chunk]:
-        if part.operator == "indirect":
-            name = text_of(self._one(self.variable(part.name, part.line)))
-            part = replace(part, name=name or part.name, operator="")
-        known = self._known(part.name, part.line)
-        if part.index is not None and known is not None:
-            known = self._item(known, part.index, part.line)
+        part, known = self._selected(part)
         if part.operator in _DEFAULTS:
             chosen = self._default(part, known)
             if chosen is not None:
@@ -161,15 +158,62 @@ class Expansion:
             chunks += used_in(item, quoted=part.quoted) or ([Chunk("", part.line, quoted=True)] if part.quoted else [])
         return chunks
 
-    def _item(self, known: Variable, index: Word, line: int) -> Variable | None:
+    def _selected(self, part: Parameter) -> tuple[Parameter, Variable | None]:
+        """The variable, items or keys that a parameter names, and the parameter without the signs for them."""
+        if part.operator == "indirect":
+            part = self._indirect(part)
+        known = self._known(part.name, part.line)
+        if part.operator == "keys":
+            return replace(part, operator=""), self._keys(part.name, known, part.line)
+        if part.index is not None and known is not None:
+            known = self._item(part.name, known, part.index, part.line)
+        if part.operator == ":" and isinstance(known, list) and (part.index is not None or part.name in _ALL):
+            return replace(part, operator=""), self._slice(known, part)
+        return part, known
+
+    def _indirect(self, part: Parameter) -> Parameter:
+        """``${!NAME}``, the variable that NAME names, or ``${!NAME[@]}``, the keys of an array."""
+        if part.index is not None and text_of(self.text(part.index)) in _ALL:
+            return replace(part, operator="keys")
+        target = text_of(self._one(self.variable(part.name, part.line)))
+        name, bracket, index = target.partition("[")
+        place = (Literal(index.rstrip("]"), part.line),) if bracket else part.index
+        return replace(part, name=name or part.name, index=place, operator="")
+
+    def _keys(self, name: str, known: Variable | None, line: int) -> Variable:
+        keys = self.state.keys.get(name)
+        if keys is None:
+            keys = [str(place) for place in range(len(known) if isinstance(known, list) else int(known is not None))]
+        return [plain(key, line) for key in keys]
+
+    def _slice(self, items: list[Value], part: Parameter) -> Variable:
+        """``${A[@]:start:length}``; of the script's arguments the first has the number 1."""
+        line = part.line
+        first_text, _, count_text = text_of(self.text(part.argument)).partition(":")
+        try:
+            first = self._number(plain(first_text, line), line, 0)
+            count = self._number(plain(count_text, line), line, 0) if count_text.strip() else len(items)
+        except Unknown as unknown:
+            return [absent(unknown.missing)]
+        if part.name in _ALL:
+            first = first - 1 if first > 0 else first
+        start = max(first + len(items), 0) if first < 0 else first
+        return items[start : start + count] if count >= 0 else items[start:count]
+
+    def _item(self, name: str, known: Variable, index: Word, line: int) -> Variable | None:
         text = text_of(self.text(index))
         items = known if isinstance(known, list) else [known]
         if text in _ALL:
             return items
+        keys = self.state.keys.get(name)
+        if name in self.state.associative:
+            return items[keys.index(text)] if keys and text in keys else None
         try:
             place = self._number(plain(text, line), line, 0)
         except (Unknown, ScriptError):
             return None
+        if keys is not None:
+            return items[keys.index(str(place))] if str(place) in keys else None
         return items[place] if -len(items) <= place < len(items) else None
 
     def _default(self, part: Parameter, known: Variable | None) -> list[Chunk] | None:

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 
 from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.shell.assigning import assign
 from llmctl.scripts.shell.command_reader import read_script
 from llmctl.scripts.shell.conditions import UNKNOWN, YES, Truth, decide
 from llmctl.scripts.shell.expansion import Expansion, Unknown, matches, unset
@@ -31,7 +32,6 @@ from llmctl.scripts.shell.syntax import (
     Function,
     Group,
     If,
-    Parameter,
     Pipeline,
     Simple,
     Substitution,
@@ -132,15 +132,25 @@ class Interpreter:
             case Case():
                 return self._case(command)
             case Group():
-                return self.run(command.body)
+                return self._apart(command.body) if command.is_subshell else self.run(command.body)
             case Test():
                 words = [self.expansion.text(word) for word in command.words]
-                return decide(words, command.line, self.number)
+                return decide(words, command.line, self.number, self._keep_match)
             case ArithmeticCommand():
                 return self.arithmetic(command.expression, command.line)
             case Function():
                 self.state.functions[command.name] = command.body
                 return YES
+
+    def _apart(self, body: Block) -> Truth:
+        """Walk through commands in a shell of their own."""
+        before = self.state.copy()
+        result = self.run(body)
+        self.state = self.state.with_variables_of(before)
+        return result
+
+    def _keep_match(self, found: Sequence[str], line: int) -> None:
+        self.state.variables["BASH_REMATCH"] = [plain(text, line) for text in found]
 
     def number(self, text: str, line: int) -> int | None:
         """The value of an arithmetic expression; None if unknown."""
@@ -164,40 +174,24 @@ class Interpreter:
     def call(self, name: str, arguments: Sequence[Value], line: int) -> Truth:
         """Walk through a function's body."""
         before, self.state.positional = self.state.positional, list(arguments)
+        self.state.frames.append({})
         with self._deeper(line, name):
             result = self.run(self.state.functions[name])
         self.state.positional = before
+        self.state.end_function()
         self.state.leaving = "" if self.state.leaving == "return" else self.state.leaving
         return result
 
     def assign(self, assignment: Assignment) -> None:
         """Set a variable; one that the user gave keeps the user's value, unless the line changes that very value."""
-        name, state = assignment.name, self.state
-        parts = [part for word in (assignment.value, *(assignment.items or ())) for part in word]
-        if name in self.world.given and not any(isinstance(part, Parameter) and part.name == name for part in parts):
-            return
-        if assignment.items is not None:
-            items = [named_after(word, name) for word in self.expansion.words(assignment.items)]
-            there = state.variables.get(name, [])
-            state.variables[name] = (
-                [*(there if isinstance(there, list) else [there]), *items] if assignment.appends else items
-            )
-            return
-        before = state.variables.get(name)
-        is_own = any(isinstance(part, Parameter) and (part.name, part.operator) == (name, "") for part in parts)
-        if before is None and is_own and self._outside(name, assignment.line) is None:
-            state.variables[name] = ()  # ARGS="${ARGS} --flag" begins with nothing
-        value = named_after(self.expansion.text(assignment.value), name)
-        if assignment.index is not None:
-            items = list(before) if isinstance(before, list) else [before] if before is not None else []
-            place = self.number(text_of(self.expansion.text(assignment.index)), assignment.line)
-            if place is not None and 0 <= place <= len(items):
-                items[place : place + 1] = [value]
-            state.variables[name] = items
-        elif assignment.appends and isinstance(before, list):
-            state.variables[name] = [(*(before[0] if before else ()), *value), *before[1:]]
-        else:
-            state.variables[name] = (*(before or ()), *value) if assignment.appends else value
+        assign(assignment, self.expansion, self.world.given, self.number)
+
+    def print_into(self, name: str, words: Sequence[Value], line: int) -> None:
+        """Set a variable to the output of a command, ``printf -v``."""
+        if name not in self.world.given:
+            text = output_of(words, lambda expression: self.number(expression, line), self.world.now)
+            unknown = absent(Missing(line, f"${name}", "is printed when the script runs", name))
+            self.state.variables[name] = unknown if text is None else plain(text, line)
 
     @contextmanager
     def _deeper(self, line: int, what: str) -> Iterator[None]:
@@ -251,10 +245,8 @@ class Interpreter:
     def _pipeline(self, pipeline: Pipeline) -> Truth:
         result = YES
         for command in pipeline.commands:
-            variables, leaving = self.state.copy().variables, self.state.leaving
-            result = self.command(command)
-            if len(pipeline.commands) > 1:  # each command has a shell of its own
-                self.state.variables, self.state.leaving = variables, leaving
+            # Each of several commands has a shell of its own.
+            result = self.command(command) if len(pipeline.commands) == 1 else self._apart((command,))
         return ~result if pipeline.is_negated else result
 
     def _if(self, arms: Sequence[tuple[Block, Block]], otherwise: Block) -> Truth:

@@ -8,10 +8,12 @@ from typing import Protocol
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.conditions import NO, UNKNOWN, YES, Truth, decide
 from llmctl.scripts.shell.expansion import Expansion
+from llmctl.scripts.shell.reading import variables_read
 from llmctl.scripts.shell.state import State
 from llmctl.scripts.shell.syntax import Assignment, Simple
 from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_of, text_of
 
+_SCOPED = ("declare", "local", "typeset")
 _LEAVING = ("exit", "return", "break", "continue")
 _SKIPPED = ("source", ".", "module", "ml", "conda", "mamba", "spack", "pyenv")
 _READING = ("read", "mapfile", "readarray", "getopts", "select")
@@ -51,6 +53,9 @@ class Shell(Protocol):
     def assign(self, assignment: Assignment) -> None:
         """Set a variable."""
 
+    def print_into(self, name: str, words: Sequence[Value], line: int) -> None:
+        """Set a variable to the output of a command."""
+
     def number(self, text: str, line: int) -> int | None:
         """Value of an arithmetic text; None if unknown."""
 
@@ -72,7 +77,19 @@ class ShellCommands:
     def declare(self, command: Simple, words: list[Value]) -> Truth:
         """``export`` and its relatives."""
         name, *rest = (text_of(word) for word in words)
+        options = "".join(word[1:] for word in rest if word.startswith("-"))
         state = self._interpreter.state
+        names = [*(assignment.name for assignment in command.assignments), *filter(str.isidentifier, rest)]
+        for one in names if name in _SCOPED and "g" not in options else ():
+            if state.frames and one not in self._interpreter.given and one not in state.frames[-1]:
+                state.hide(one)
+                is_set = any(assignment.name == one for assignment in command.assignments)
+                state.variables[one] = state.variables.get(one, ()) if is_set else ()
+        if "A" in options:
+            state.associative |= set(names)
+            for one in names:
+                state.keys.setdefault(one, [])
+                state.variables.setdefault(one, [])
         for assignment in command.assignments:
             self._interpreter.assign(assignment)
         if name == "export" or "-x" in rest:
@@ -83,8 +100,18 @@ class ShellCommands:
     def unset(self, command: Simple, words: list[Value]) -> Truth:
         """``unset``."""
         del command
+        state = self._interpreter.state
         for word in words[1:]:
-            self._interpreter.state.variables.pop(text_of(word), None)
+            name, bracket, index = text_of(word).partition("[")
+            items = state.variables.get(name)
+            if not bracket:
+                state.variables.pop(name, None)
+                state.keys.pop(name, None)
+            elif isinstance(items, list):
+                keys = state.keys.get(name) or [str(place) for place in range(len(items))]
+                left = [place for place, key in enumerate(keys) if key != index.rstrip("]")]
+                state.variables[name] = [items[place] for place in left]
+                state.keys[name] = [keys[place] for place in left]
         return YES
 
     def shift(self, command: Simple, words: list[Value]) -> Truth:
@@ -138,7 +165,12 @@ class ShellCommands:
         return UNKNOWN
 
     def read(self, command: Simple, words: list[Value]) -> Truth:
-        """``read`` and its relatives: the variables become unknown."""
+        """``read`` and its relatives: the variables become unknown, unless the script has the text itself."""
+        found = variables_read(command, words, self._interpreter.expansion)
+        if found is not None:
+            given = self._interpreter.given
+            self._interpreter.state.variables.update({name: one for name, one in found.items() if name not in given})
+            return Truth(value=True, is_sure=False)
         for word in words[1:]:
             name = text_of(word)
             if name.isidentifier() and name not in self._interpreter.given:
@@ -174,6 +206,9 @@ class ShellCommands:
 
     def write(self, command: Simple, words: list[Value]) -> Truth:
         """``echo`` and ``printf`` into a file."""
+        if text_of(words[0]) == "printf" and len(words) > 3 and text_of(words[1]) == "-v":
+            self._interpreter.print_into(text_of(words[2]), [words[0], *words[3:]], command.line)
+            return YES
         text: list[Chunk] = []
         for word in words[1:]:
             if text_of(word) not in ("-e", "-n"):

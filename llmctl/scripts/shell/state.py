@@ -32,12 +32,18 @@ class Run:
         return text_of(self.words[0]).rpartition("/")[2] if self.words else ""
 
 
+_OF_ONE_SHELL = ("variables", "keys", "associative", "frames", "exported", "functions", "positional", "leaving")
+
+
 @dataclass
 class State:
     """All that a command can change.
 
     Attributes:
         variables: by name.
+        keys: of each associative or sparse array, in the order of its items.
+        associative: names of the associative arrays.
+        frames: of each function that runs now, the variables that its local ones hide; None for one that was unset.
         exported: names of variables in the environment of commands.
         functions: bodies by name.
         positional: ``$1`` and so on; None if the arguments of the script are unknown.
@@ -49,6 +55,9 @@ class State:
     """
 
     variables: dict[str, Variable] = field(default_factory=dict)
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    associative: set[str] = field(default_factory=set)
+    frames: list[dict[str, Variable | None]] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
     functions: dict[str, Block] = field(default_factory=dict)
     positional: list[Value] | None = None
@@ -65,6 +74,9 @@ class State:
             variables={
                 name: list(value) if isinstance(value, list) else value for name, value in self.variables.items()
             },
+            keys={name: list(keys) for name, keys in self.keys.items()},
+            associative=set(self.associative),
+            frames=[dict(frame) for frame in self.frames],
             exported=set(self.exported),
             functions=dict(self.functions),
             positional=None if self.positional is None else list(self.positional),
@@ -73,6 +85,23 @@ class State:
             skipped=list(self.skipped),
             exits=list(self.exits),
         )
+
+    def hide(self, name: str) -> None:
+        """Make a variable local to the function that runs now."""
+        if self.frames and name not in self.frames[-1]:
+            self.frames[-1][name] = self.variables.get(name)
+
+    def end_function(self) -> None:
+        """Bring back the variables that the function's local ones hid."""
+        for name, value in self.frames.pop().items():
+            if value is None:
+                self.variables.pop(name, None)
+            else:
+                self.variables[name] = value
+
+    def with_variables_of(self, before: State) -> State:
+        """The state after a shell of its own: its commands and files stay, its variables and functions do not."""
+        return replace(self.copy(), **{name: getattr(before.copy(), name) for name in _OF_ONE_SHELL})
 
     def environment(self) -> dict[str, Value]:
         """The exported variables that are set; of an array the first item, as in bash."""
@@ -93,6 +122,10 @@ def merge(one: State, other: State, line: int) -> State:
     merged = one.copy()
     merged.exported |= other.exported
     merged.functions.update(other.functions)
+    merged.associative |= other.associative
+    merged.keys = {**other.keys, **merged.keys}
+    for frame, further in zip(merged.frames, other.frames, strict=False):
+        frame.update({name: value for name, value in further.items() if name not in frame})
     for name in one.variables.keys() | other.variables.keys():
         first, second = one.variables.get(name), other.variables.get(name)
         if first is None or second is None or not _equal(first, second):

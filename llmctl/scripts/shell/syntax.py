@@ -72,7 +72,17 @@ Word = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class Assignment:
-    """``NAME=value``, ``NAME+=value``, ``NAME[i]=value`` or ``NAME=(items)``."""
+    """``NAME=value``, ``NAME+=value``, ``NAME[i]=value`` or ``NAME=(items)``.
+
+    Attributes:
+        name: of the variable.
+        line: of the assignment.
+        value: unless items are assigned.
+        items: of an array; None for a value.
+        index: between brackets after the name.
+        appends: True for ``+=``.
+        places: the index of each item; None for the next place.
+    """
 
     name: str
     line: int
@@ -80,6 +90,7 @@ class Assignment:
     items: tuple[Word, ...] | None = None
     index: Word | None = None
     appends: bool = False
+    places: tuple[Word | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ _OPERATORS = (
 )
 # As in `DATA_PATH=<Specify path and prefix>_text`; a file name between two redirections ends before a space.
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "e": "\x1b"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
+_ANSI_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ANSI_ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|.)", re.DOTALL)
 
 
 def read_word(cursor: Cursor, ends: frozenset[str] = _ENDS) -> Word:
@@ -77,6 +79,11 @@ def read_word(cursor: Cursor, ends: frozenset[str] = _ENDS) -> Word:
 def read_quoted_text(text: str, line: int) -> Word:
     """Text as between double quotes: of a here-document or an arithmetic expression."""
     return _joined(_quoted_parts(Cursor(text, line), end=""))
+
+
+def read_index(text: str, line: int) -> Word:
+    """The text between the brackets of an array's item, without its quotes."""
+    return read_word(Cursor(text, line), frozenset())
 
 
 def _escape(cursor: Cursor) -> list[Part]:
@@ -142,11 +149,28 @@ def _dollar(cursor: Cursor, *, quoted: bool) -> list[Part]:
     if cursor.peek() in _SPECIAL and not cursor.at_end:
         return [Parameter(cursor.take(), line, quoted)]
     if cursor.peek() == "'" and not quoted:
-        text = cursor.take_single_quoted()
-        return [Literal(re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text), line, is_open=False)]
+        return [Literal(_ansi_quoted(cursor), line, is_open=False)]
     if cursor.peek() == '"' and not quoted:
         return _double_quoted(cursor)
     return [Literal("$", line, is_open=not quoted)]
+
+
+def _ansi_quoted(cursor: Cursor) -> str:
+    """The text of ``$'...'``; the cursor stands on the quote."""
+    found = _ANSI_QUOTED.match(cursor.text, cursor.position)
+    if found is None:
+        raise ScriptError(cursor.line, "a single quote (') opens here and never closes")
+    cursor.take(len(found[0]))
+    return _ANSI_ESCAPE.sub(_ansi_letter, found[1])
+
+
+def _ansi_letter(found: re.Match[str]) -> str:
+    code = found[1]
+    if code[0] in "xuU" and len(code) > 1:
+        return chr(int(code[1:], 16))
+    if code[0] in "01234567":
+        return chr(int(code, 8) % 256)
+    return _ESCAPES.get(code, code if code in "\\'\"?" else f"\\{code}")
 
 
 def _braced(inner: str, line: int, quoted: bool) -> Parameter:

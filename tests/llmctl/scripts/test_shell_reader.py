@@ -73,6 +73,41 @@ function g { f "$2"; }
 f a "b c"; g 1 2; eval "show 'from eval' $((1+1))"; run="show a 'b'"; $run; eval $run
 { show group; }; ( show subshell )
 """,
+    "scopes": r"""
+S=1; f() { local S=2 T; local -i N=3; T=4; show $S $T $N; g; show $S; }; g() { show $S; S=5; }
+f; show $S ${N:-unset}
+h() { local A=(x y); A+=(z); declare D=1; declare -g E=2; show ${A[@]}; }; A=(1); h; show ${A[@]} ${D:-no} $E
+( S=2; show $S ); show $S; { S=3; } & wait; show $S; S=4 & wait; show $S
+if true; then S=6; fi & wait; show $S; echo x | S=7; show $S
+""",
+    "associative arrays": r"""
+declare -A M=([7b]=4096 [13b]=5120); K=13b; show ${M[7b]} ${M[$K]} ${#M[@]} ${M[nope]:-none}
+declare -A E; E[a]=1; E['b']=2; E[a]+=0; show ${E[a]} ${E["b"]}; for k in a b; do show $k ${E[$k]}; done
+declare -A O=([x]=1); show ${!O[@]}
+A=([2]=c [0]=a d); show ${A[0]} ${A[2]} ${#A[@]}; A=(); A[5]=y; A[0]=x; show ${#A[@]} ${A[5]} ${A[@]} ${!A[@]}
+A=(a b c); unset 'A[1]'; show ${A[@]}; for i in "${!A[@]}"; do show $i ${A[$i]}; done; n=A[@]; show ${!n}
+""",
+    "slices": r"""
+A=(a "b b" c d); show ${A[@]:2}; show "${A[@]:1:2}"; show "${A[*]:1}"; show ${A[@]: -2}; B=("${A[@]:1}"); show ${#B[@]}
+set -- 1 2 3 4; show ${@:2}; show ${@:2:2}; show "${@:3}"
+""",
+    "braces": r"""
+show {a,b}c x{1..3} {01..03} a{,b} {x,{y,z}} {5..1..2} '{a,b}' {a} {a b} {c..e} ${U:-z}{1,2}
+for i in {1..3}; do show $i; done; show $'\x1b[0m' $'\101' $'a\'b'
+""",
+    "read and printf -v": r"""
+read -r A B <<EOF
+x y z
+EOF
+show $A "$B"; read C D <<< '1 2'; show $C $D; IFS=, read -r X Y <<< 'a,b'; show $X $Y
+IFS=',' read -ra P <<< 'a,b,c'; show ${P[1]} ${#P[@]}; mapfile -t L <<< $'a\nb'; show ${L[0]} ${L[1]}
+read -r -d '' V <<'EOF' || true
+--a 1
+--b 2
+EOF
+show $V; printf -v N '%03d' 7; show $N
+V=llama-7b; if [[ $V =~ ([[:digit:]]+)b ]]; then show ${BASH_REMATCH[1]} $BASH_REMATCH; fi
+""",
     "here-documents": r"""
 V=7
 cat > "$OUT/f.json" <<EOF
