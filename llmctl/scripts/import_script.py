@@ -191,11 +191,9 @@ def _written(
     try:
         config = build_config(sections)
     except ConfigError as error:
-        origin = origins.get(error.key, "")
-        line = re.search(r"line (\d+)", origin)
-        words = f"{origin.partition(',')[0]} ({error.key})" if origin else error.key
-        message = f"{words}: {error.problem}" if error.key else error.problem
-        raise ScriptError(int(line[1]) if line else launch.line, message) from None
+        (line, message), *others = [_blamed(each, origins, launch.line) for each in error.all]
+        also = "".join(f"\nalso: line {number}: {text}" for number, text in others)
+        raise ScriptError(line, f"{message}{also}") from None
     prepared = [(line, words, "the cluster's profile sets the environment up") for line, words in skipped]
     programs = " ".join([*launch.programs, launch.entry.rpartition("/")[2]])
     text = render_config(
@@ -219,3 +217,11 @@ def _written(
         f"{f'line {line}: ' if line else ''}{words}: {reason}" for line, words, reason in sorted(flags.remarks)
     )
     return ImportedScript(plain_sections, text, ignored, remarks)
+
+
+def _blamed(error: ConfigError, origins: Mapping[str, str], launch_line: int) -> tuple[int, str]:
+    """Line and message of a problem: those of the flag that set the key, else of the launch line."""
+    origin = origins.get(error.key, "")
+    line = re.search(r"line (\d+)", origin)
+    words = f"{origin.partition(',')[0]} ({error.key})" if origin else error.key
+    return int(line[1]) if line else launch_line, f"{words}: {error.problem}" if words else error.problem

@@ -18,6 +18,7 @@ from llmctl.transport.protocol import Transport, transport_for
 if TYPE_CHECKING:
     from llmctl.paths import UserFolders
     from llmctl.site.profile import ClusterProfile
+    from llmctl.submit.user_code import UserCode
     from llmctl.transport.file_writes import PathFacts
     from llmctl.transport.host_group import HostGroup
     from trainer.config.train_config import TrainConfig
@@ -77,7 +78,13 @@ def job_problems(job: Job) -> list[Problem]:
 
 
 def check_job(
-    session: ClusterSession, resolved: Resolved, job: Job, own_paths: Sequence[PathCheck], *, dry_run: bool
+    session: ClusterSession,
+    resolved: Resolved,
+    job: Job,
+    own_paths: Sequence[PathCheck],
+    user_code: "UserCode | None" = None,
+    *,
+    dry_run: bool,
 ) -> list[str]:
     """Refuse a job with problems, reporting all of them at once; returns warnings.
 
@@ -90,6 +97,7 @@ def check_job(
         resolved: the job's values with their origins.
         job: with every value decided.
         own_paths: checks of the run's own paths.
+        user_code: files of job.code, in which functions that the config names are looked up.
         dry_run: inspect no path of another machine.
 
     Raises:
@@ -98,6 +106,10 @@ def check_job(
     """
     transport = session.transport
     problems = job_problems(job)
+    if job.config is not None and user_code is not None:
+        from llmctl.submit.checks.user_functions import function_problems
+
+        problems += function_problems(job.config, {name: path for path, name in user_code.files})
     # Not worth a connection, which may ask for a password.
     if job.is_remote and problems:
         raise resolved.error(problems)

@@ -88,7 +88,8 @@ def training_config(resolved: Resolved) -> TrainConfig:
     try:
         return build_config(resolved.values)
     except ConfigError as error:
-        raise resolved.error([Problem(error.key, error.problem, between_keys=True)]) from None
+        problems = [Problem(each.key, each.problem, between_keys=True) for each in error.all]
+        raise resolved.error(problems) from None
 
 
 def find_config(context: Context, argument: str | None, *, example: bool = False) -> tuple[Path, str]:

@@ -102,12 +102,12 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     run_dir = Path(str(profile.runs_root)) / run_id
     job = decide_job(context, session, spec, config, run_dir)
     own_paths = [_new_run(str(run_dir), run_id)] if arguments.run_id is not None else []
-    warnings += check_job(session, resolved, job, own_paths, dry_run=arguments.dry_run)
     user_code = None
     if spec.code:
         from llmctl.submit.user_code import find_user_code
 
         user_code = find_user_code(spec.code, context.transport, trains=config is not None)
+    warnings += check_job(session, resolved, job, own_paths, user_code, dry_run=arguments.dry_run)
     if spec.after is not None:
         from llmctl.submit.dependencies import find_dependencies
 

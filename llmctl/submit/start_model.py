@@ -69,7 +69,7 @@ def with_start_model(
     try:
         started = lay_over_start(resolved.values, files)
     except ConfigError as error:
-        raise resolved.error([Problem(error.key, error.problem)]) from None
+        raise resolved.error([Problem(each.key, each.problem) for each in error.all]) from None
     if started.problems:
         raise resolved.error([Problem(error.key, error.problem) for error in started.problems])
     below = {**resolved.below_flags}

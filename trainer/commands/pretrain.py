@@ -92,6 +92,9 @@ def main(
 
 
 def _blame(command_line: CommandLine, error: ValueError) -> str:
-    if isinstance(error, ConfigError) and error.key in command_line.values:
-        return f"--{error.key.rpartition('.')[2].replace('_', '-')} ({error.key}): {error.problem}"
-    return f"{command_line.config_file or 'flags'}: {error}"
+    def blamed(each: ConfigError) -> str:
+        if each.key in command_line.values:
+            return f"--{each.key.rpartition('.')[2].replace('_', '-')} ({each.key}): {each.problem}"
+        return f"{command_line.config_file or 'flags'}: {each.key}: {each.problem}".replace(": : ", ": ")
+
+    return "\nalso: ".join(map(blamed, error.all)) if isinstance(error, ConfigError) else str(error)

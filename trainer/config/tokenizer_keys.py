@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, field_validator
 
 from trainer.config.megatron_flags import NOT_OF_TEXT, NOT_OF_TEXT_MESSAGE, TokenizerType
-from trainer.config.sections.section import check_functions
+from trainer.config.sections.functions import check_functions
 
 
 class TokenizerKeys(BaseModel):

@@ -37,16 +37,16 @@ class Hooks:
         """
 
         def listed(key: str) -> tuple[UserFunction, ...]:
-            return tuple(load_function(f"hooks.{key}", place, "facts") for place in getattr(hooks, key))
+            return tuple(load_function(f"hooks.{key}", place) for place in getattr(hooks, key))
 
-        def single(key: str, parameters: str) -> UserFunction | None:
+        def single(key: str) -> UserFunction | None:
             place = getattr(hooks, key)
-            return None if place is None else load_function(f"hooks.{key}", place, parameters)
+            return None if place is None else load_function(f"hooks.{key}", place)
 
         return cls(
-            single("dataset_function", "split, config"),
-            single("loss_function", "logits, labels, config"),
-            single("lr_function", "step, config"),
+            single("dataset_function"),
+            single("loss_function"),
+            single("lr_function"),
             *(listed(key) for key in ("metrics", "after_step", "before_save")),
         )
 

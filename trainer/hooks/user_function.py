@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.errors import ConfigError
+from trainer.config.sections.functions import PARAMETERS
 
 
 class HookError(Exception):
@@ -50,13 +51,12 @@ class UserFunction:
         return HookError(f"{self.key}: {self.place} {problem}")
 
 
-def load_function(key: str, place: str, parameters: str | None = None) -> UserFunction:
+def load_function(key: str, place: str) -> UserFunction:
     """Import the function ``module:function``.
 
     Args:
-        key: of the config, for messages.
+        key: of PARAMETERS, which has the parameters of the call.
         place: ``module:function``; the config has checked the form.
-        parameters: words for the positional parameters of the call, such as ``step, config``; None: not checked.
 
     Raises:
         ConfigError: there is no such function, or it has other parameters.
@@ -73,7 +73,8 @@ def load_function(key: str, place: str, parameters: str | None = None) -> UserFu
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(key, f"{place}: {module_name} has no function {function_name}; name one that it has")
-    if parameters is not None and not _takes(function, parameters.count(",") + 1 if parameters else 0):
+    parameters = PARAMETERS[key]
+    if not _takes(function, parameters.count(",") + 1 if parameters else 0):
         has = inspect.signature(function)
         raise ConfigError(key, f"{place} is called as {function_name}({parameters}), but has the parameters {has}")
     return UserFunction(key, place, function)

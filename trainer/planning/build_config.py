@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from trainer.config.counted_flags import COUNTED
-from trainer.config.errors import ConfigError
+from trainer.config.errors import ConfigError, joined
 from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
 from trainer.config.sections.section import Section
 from trainer.config.train_config import TrainConfig
@@ -24,12 +25,12 @@ def build_config(values: Mapping[str, Any]) -> TrainConfig:
     """Build a TrainConfig from nested plain values, such as parsed YAML.
 
     Raises:
-        ConfigError: the first problem, by key; for an unknown key it suggests the nearest valid one.
+        ConfigError: all problems, by key; for an unknown key it suggests the nearest valid one.
     """
     try:
         config = TrainConfig.model_validate(dict(values))
     except ValidationError as error:
-        raise _config_error(error) from None
+        raise joined(_problems(error)) from None
     check_relations(config)
     return config
 
@@ -41,21 +42,29 @@ def names_start(values: Mapping[str, Any]) -> bool:
     return bool(shape or (isinstance(checkpoint, Mapping) and checkpoint.get("load")))
 
 
-def _config_error(error: ValidationError) -> ConfigError:
-    # Missing keys last: one may be misspelt, or its section is taken from a checkpoint that has a wrong value.
+def _problems(error: ValidationError) -> list[ConfigError]:
+    """All of them, missing keys last: one may be misspelt, or its section is taken from a model with a wrong value."""
     order = {"extra_forbidden": 0, "missing": 2}
-    problems = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
-    first = problems[0]
-    key = ".".join(str(part) for part in first["loc"])
-    cause = first.get("ctx", {}).get("error")
+    details = sorted(error.errors(include_url=False), key=lambda detail: order.get(detail["type"], 1))
+    found: list[ConfigError] = []
+    for detail in details:
+        key = ".".join(str(part) for part in detail["loc"])
+        is_named = any(f" did you mean {key}?" in other.problem for other in found)
+        if not (detail["type"] == "missing" and is_named):
+            found.append(_problem(key, detail))
+    return found
+
+
+def _problem(key: str, detail: ErrorDetails) -> ConfigError:
+    cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return cause
-    if first["type"] == "extra_forbidden":
+    if detail["type"] == "extra_forbidden":
         return ConfigError(key, unknown_key_problem(key))
-    if first["type"] == "missing":
+    if detail["type"] == "missing":
         return ConfigError(key, "is required and has no default; set it")
-    message = str(cause) if cause else first["msg"][:1].lower() + first["msg"][1:]
-    return ConfigError(key, f"{first['input']!r} is not valid: {message}")
+    message = str(cause) if cause else detail["msg"][:1].lower() + detail["msg"][1:]
+    return ConfigError(key, f"{detail['input']!r} is not valid: {message}")
 
 
 def megatron_flag_problem(name: str, keys: Sequence[str]) -> str | None:

@@ -12,13 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.config.errors import ConfigError
+from trainer.config.errors import ConfigError, joined
 from trainer.config.sections.checkpoint import folder_apart
 from trainer.planning.layouts import Layout, divisors, multiples_around, nearest_layouts
 
 if TYPE_CHECKING:
-    from trainer.config.sections.logging import LoggingConfig
-    from trainer.config.sections.model import ModelConfig
     from trainer.config.sections.optimizer import OptimizerConfig
     from trainer.config.train_config import TrainConfig
 
@@ -110,23 +108,26 @@ def check_relations(config: TrainConfig) -> None:
     """Refuse contradicting keys, independently of the size of the job.
 
     Raises:
-        ConfigError: names the key, its value and the nearest valid values.
+        ConfigError: all problems; each names the key, its value and the nearest valid values.
     """
     given = {
         f"{section}.{key}" for section in config.model_fields_set for key in getattr(config, section).model_fields_set
     }
-    _check_attention(config.model)
-    _check_positions(config)
-    _check_activation(config.model)
-    for relation in RELATIONS:
-        if relation.concerns(given):
-            relation.check(config)
-    _check_training(config)
-    _check_optimizer(config)
-    _check_evaluation(config)
-    _check_start(config)
-    _check_hugging_face(config)
-    _check_logging(config.logging)
+    of_most = (_check_attention, _check_positions, _check_activation)
+    concerned = (relation.check for relation in RELATIONS if relation.concerns(given))
+    last = (_check_training, _check_optimizer, _check_evaluation, _check_start, _check_hugging_face, _check_logging)
+    found: list[ConfigError] = []
+    for check in (*of_most, *concerned, *last):
+        try:
+            check(config)
+        except ConfigError as error:
+            found += error.all
+        except (ArithmeticError, LookupError, ValueError):
+            # It counts on what an earlier check has refused.
+            if not found:
+                raise
+    if found:
+        raise joined(found)
 
 
 def check_world_size(config: TrainConfig, world_size: int) -> None:
@@ -227,7 +228,8 @@ def _check_evaluation(config: TrainConfig) -> None:
         raise ConfigError("evaluation.tasks", "needs a tokenizer; set data.tokenizer_model")
 
 
-def _check_attention(model: ModelConfig) -> None:
+def _check_attention(config: TrainConfig) -> None:
+    model = config.model
     heads = model.num_attention_heads
     if model.kv_channels is None and model.hidden_size % heads and not model.multi_latent_attention:
         raise ConfigError(
@@ -262,7 +264,8 @@ def _check_positions(config: TrainConfig) -> None:
         )
 
 
-def _check_activation(model: ModelConfig) -> None:
+def _check_activation(config: TrainConfig) -> None:
+    model = config.model
     if model.openai_gelu and model.swiglu:
         raise ConfigError(
             "model.openai_gelu", "cannot be combined with swiglu, which replaces GeLU; switch one of the two off"
@@ -367,7 +370,8 @@ def _check_weight_decay(optimizer: OptimizerConfig) -> None:
         )
 
 
-def _check_logging(logging: LoggingConfig) -> None:
+def _check_logging(config: TrainConfig) -> None:
+    logging = config.logging
     if (logging.numbers_interval or 0) % (logging.log_interval or 1):
         raise ConfigError(
             "logging.numbers_interval",

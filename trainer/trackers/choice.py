@@ -48,7 +48,7 @@ def chosen_trackers(logging: LoggingConfig) -> list[Choice]:
     found = [
         Choice(key, _OF_PACKAGES[module][0], partial(_OF_PACKAGES[module][1], logging)) for key, module, _ in asked
     ]
-    return [*found, *(Choice(_OWN_KEY, name, load_function(_OWN_KEY, name, "").function) for name in logging.trackers)]
+    return [*found, *(Choice(_OWN_KEY, name, load_function(_OWN_KEY, name).function) for name in logging.trackers)]
 
 
 def _tensorboard(logging: LoggingConfig) -> Tracker:

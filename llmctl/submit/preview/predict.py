@@ -146,7 +146,7 @@ def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
 
 def config_error(error: ConfigError) -> ConfigFileError:
     """The error of a config that does not go with the hardware."""
-    return ConfigFileError(f"{error.key}: {error.problem}")
+    return ConfigFileError(str(error))
 
 
 def _training_config(
@@ -169,7 +169,7 @@ def _training_config(
             values = overlay(values, nested)
         return build_config(_over_start_model(values, base)), base
     except ConfigError as error:
-        raise ConfigFileError(f"{source}: {error.key}: {error.problem}".replace(": : ", ": ")) from None
+        raise ConfigFileError(f"{source}: {error}") from None
 
 
 def _vocabulary(config: TrainConfig, base: Path) -> int:

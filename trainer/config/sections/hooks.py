@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import field_validator
 
-from trainer.config.sections.section import Section, check_functions
+from trainer.config.sections.functions import check_functions
+from trainer.config.sections.section import Section
 
 
 class HooksConfig(Section):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from trainer.config.errors import ConfigError
-from trainer.config.sections.section import Section, check_functions
+from trainer.config.sections.functions import check_functions
+from trainer.config.sections.section import Section
 
 
 class LoggingConfig(Section):

@@ -1,26 +1,11 @@
 """Base of the sections of TrainConfig."""
 
-import re
 from typing import Any, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 MAX_INT = 10**12
 """Largest integer of a key without its own limit. A larger one is a typo, and some loop would count up to it."""
-
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-
-def check_functions(value: str | list[str] | None) -> str | list[str] | None:
-    """A field's value, if each of its texts is ``module:function``. The function itself is found in the job.
-
-    Raises:
-        ValueError: a text has another form.
-    """
-    for place in [value] if isinstance(value, str) else value or []:
-        if not _FUNCTION.fullmatch(place):
-            raise ValueError(f"{place!r} is not MODULE:FUNCTION, such as my_package.my_module:my_function")
-    return value
 
 
 def parse_number(text: str) -> Any:

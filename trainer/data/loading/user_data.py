@@ -24,7 +24,7 @@ def build_user_data(config: TrainConfig, place: str, shape: BatchShape) -> Train
     settings, training = settings_of(config.data, config.model.vocab_size), config.training
     tokenizer = open_tokenizer(settings) if settings.is_set else None
     vocab_size = vocabulary(config, (), tokenizer)
-    hook = load_function("hooks.dataset_function", place, "split, config")
+    hook = load_function("hooks.dataset_function", place)
     samples: dict[Split, UserSamples] = {}
     for split in _SPLITS:
         dataset = hook(split, config)

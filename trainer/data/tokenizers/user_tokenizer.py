@@ -25,7 +25,7 @@ def open_user_tokenizer(place: str) -> UserTokenizer:
         DataError: there is no such function, it fails, or it returns something else.
     """
     try:
-        made = load_function("data.tokenizer_function", place, "")()
+        made = load_function("data.tokenizer_function", place)()
     except (ConfigError, HookError) as error:
         raise DataError(str(error)) from error
     return UserTokenizer(place, made)
