@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
@@ -136,13 +136,17 @@ class JobReport:
     restarts: int | None = None
 
 
+NodeState = Literal["idle", "mixed", "allocated", "draining", "drained", "down", "unknown"]
+"""In the order of display: available first, broken last."""
+
+
 @dataclass(frozen=True)
 class NodeReport:
     """State of one node, as the scheduler reports it. None: not reported.
 
     Attributes:
         name: of the node.
-        state: idle, mixed, allocated, drained, draining, down or unknown.
+        state: neutral state; unknown: the scheduler's word has no neutral one.
         raw: the scheduler's own word.
         reason: why the node is drained or down, untruncated.
         gpus: GPUs of the node.
@@ -154,7 +158,7 @@ class NodeReport:
     """
 
     name: str
-    state: str
+    state: NodeState
     raw: str
     reason: str = ""
     gpus: int | None = None

@@ -28,10 +28,10 @@ def print_json(document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    """A document as commands print it."""
-    import json
+    """A document as commands print it; a number that is not finite is null."""
+    from trainer.config.records.json_text import json_text as text_of
 
-    return json.dumps(document, indent=1)
+    return text_of(document, indent=1)
 
 
 def write_new_file(target: Path, text: str, shown: str) -> None:

@@ -9,7 +9,7 @@ from llmctl.backends import capabilities_of, load_queue_backend
 from llmctl.backends.base import DoctorCommands
 from llmctl.doctor.file_systems import Space, parse_space
 from llmctl.doctor.probes import Quota, Section, parse_interfaces, parse_quotas
-from llmctl.doctor.python import Check
+from llmctl.doctor.python import Check, CheckState
 from llmctl.site.profile import ClusterProfile
 from llmctl.transport.file_writes import PathFacts
 
@@ -143,7 +143,7 @@ def judge_group(profile: ClusterProfile, group: str | None, sections: Sections) 
     if not known:
         return [Check("group", "note", f"{group}; the scheduler does not report your groups")]
     remedy = f"llmctl clusters setup {profile.name} --group G, with one of {', '.join(known[:12])}"
-    state = "FAULT" if commands.accounts_are_complete else "warning"
+    state: CheckState = "FAULT" if commands.accounts_are_complete else "warning"
     return [Check("group", state, f"you are not in {group}", remedy)]
 
 

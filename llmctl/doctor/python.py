@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from llmctl.doctor.probes import Gpu, Section
 from llmctl.site.profile import ClusterProfile
@@ -34,20 +34,23 @@ _NEEDED = ("numpy", "pydantic", "pyyaml")
 _USEFUL = ("safetensors", "tokenizers")
 
 
+CheckState = Literal["ok", "note", "warning", "FAULT"]
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the doctor.
 
     Attributes:
         name: subject of the check.
-        state: ok, note (not testable here, or not required here), warning or FAULT.
+        state: of the finding; note: not testable here, or not required here.
         detail: the finding.
         remedy: the remedy, as a command or step; empty without a problem.
         exit_code: class of a fault: 3 profile, 4 scheduler or connection.
     """
 
     name: str
-    state: str
+    state: CheckState
     detail: str
     remedy: str = ""
     exit_code: int = 3
@@ -85,7 +88,8 @@ def _packages(facts: dict[str, Any]) -> list[Check]:
     python = facts["executable"]
     found = facts["packages"]
     checks = []
-    for names, state in ((_NEEDED, "FAULT"), (_USEFUL, "warning")):
+    states: tuple[tuple[tuple[str, ...], CheckState], ...] = ((_NEEDED, "FAULT"), (_USEFUL, "warning"))
+    for names, state in states:
         missing = [name for name in names if name not in found]
         if missing:
             remedy = f"{python} -m pip install {' '.join(missing)}"

@@ -27,12 +27,14 @@ from mcp_types import (
 from mcp_types import Tool as ListedTool
 
 from llmctl import __version__
+from llmctl.api.call import plain
 from llmctl.errors import BUG, LlmctlError, UsageError, system_error
 from llmctl.mcp_server import jobs, reading
 from llmctl.mcp_server.connection import connected, is_disconnect
-from llmctl.mcp_server.tool import MOST_CHARACTERS, Tool, checked, json_values
+from llmctl.mcp_server.tool import MOST_CHARACTERS, Tool, checked
 from llmctl.terminal_text import printable
 from llmctl.transport.commands import RUNNING, RunningCommands
+from trainer.config.records.json_text import json_values
 
 INSTRUCTIONS = """Pretraining of language models on clusters: find runs (runs, status), see why one failed (logs with \
 rank=failed), read its numbers (metrics), check a config (dry_run), predict memory and cost (plan), and look up keys \
@@ -127,7 +129,7 @@ def _call(tool: Tool, values: Mapping[str, Any]) -> CallToolResult:
     with _heard() as messages:
         try:
             answer = tool.call(checked(tool, values))
-            document = {**json_values(answer.document), "messages": messages}
+            document = {**json_values(plain(answer.document)), "messages": messages}
             text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
             if len(text) > MOST_CHARACTERS:
                 raise UsageError(

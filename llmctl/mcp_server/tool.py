@@ -1,13 +1,11 @@
 """One tool of the server: its arguments, its answer, and bounds of both."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llmctl.api.call import plain
 from llmctl.errors import UsageError
 
 MOST_CHARACTERS = 300_000
@@ -83,14 +81,3 @@ def _check_text(name: str, value: Any) -> None:
         value = [*value.keys(), *value.values()]
     for each in value if isinstance(value, list) else ():
         _check_text(name, each)
-
-
-def json_values(value: Any) -> Any:
-    """A document as JSON has it: NaN and infinity, which JSON lacks, become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_values(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_values(inner) for inner in value]
-    return plain(value)

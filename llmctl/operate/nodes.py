@@ -3,16 +3,16 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from llmctl.backends.base import NodeReport, QueueBackend
+from llmctl.backends.base import NodeReport, NodeState, QueueBackend
 from llmctl.context import ClusterSession
 from llmctl.errors import ProgramMissing, SchedulerError
 from llmctl.runs.scheduler_query import last_line, run_with_retries
 from llmctl.transport.host_group import HostGroup
 from llmctl.transport.protocol import Transport, program_of
 
-STATES = ("idle", "mixed", "allocated", "draining", "drained", "down", "unknown")
-"""Display order: available first, broken last."""
+STATES: tuple[NodeState, ...] = get_args(NodeState)
 _TOLD = ("draining", "drained", "down", "unknown")
 _TIMEOUT_S = 30.0
 _MACHINE = (
@@ -52,7 +52,7 @@ class QueueSummary:
 
     queue: str
     nodes: int
-    states: dict[str, int]
+    states: dict[NodeState, int]
     gpus: int | None
     gpus_used: int | None
     gpus_idle: int | None
@@ -193,7 +193,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _rank(node: NodeReport) -> int:
-    return STATES.index(node.state) if node.state in STATES else len(STATES)
+    return STATES.index(node.state)
 
 
 def _sort_key(name: str) -> tuple[tuple[str, int], ...]:

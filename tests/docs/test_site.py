@@ -24,9 +24,9 @@ from tests.docs.shown_commands import ROOT
 from tests.waiting import HANG_S
 from trainer.__main__ import COMMANDS as TRAINER_COMMANDS
 from trainer.config.help.page import HelpPage, Row, Section
+from trainer.config.records.row_fields import FIELDS
 from trainer.process.metrics import SpeedScale, missed_row, tasks_row, training_row, validation_row
 from trainer.process.progress import TrainingProgress
-from trainer.process.row_fields import FIELDS
 from trainer.trackers.scalars import NAMES
 
 FOLDERS = ("benchmarks", "clusters", "csrc", "examples", "llmctl", "templates", "tests", "trainer")

@@ -8,6 +8,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from llmctl.cli.reference.documents import DOCUMENTS
+from llmctl.cli.reference.schemas import SCHEMAS
 
 
 def name_of(words: Sequence[str]) -> str:
@@ -36,6 +37,6 @@ def checked(words: Sequence[str], output: str) -> str:
 
 @functools.cache
 def _validator(name: str) -> Draft202012Validator:
-    schema = DOCUMENTS[name]()
+    schema = SCHEMAS[name][1]()
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)

@@ -21,6 +21,7 @@ from trainer.config.checkpoint_flags import parse
 from trainer.config.command_parser import print_text
 from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
+from trainer.config.records.json_text import json_text
 from trainer.conversion.distributed_files import DistributedFiles
 from trainer.conversion.errors import ConversionError
 from trainer.conversion.export_hub import Export, export_hub
@@ -169,7 +170,7 @@ def _verify_pair(checkpoint: Path, folder: Path) -> int:
 def _show(options: argparse.Namespace) -> int:
     found = describe_model(options.source)
     if options.as_json:
-        print_text(json.dumps(found.as_document(), indent=1))
+        print_text(json_text(found.as_document(), indent=1))
     else:
         print_text(render_page(found, with_tensors=options.tensors, is_for_people=sys.stdout.isatty()))
     return 0 if found.problem is None else _BAD_INPUT

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 a flag, 3 input that cannot be used, 130 interru
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from trainer.commands.model_ranks import (
 )
 from trainer.config.command_parser import print_text
 from trainer.config.evaluate_flags import parse
+from trainer.config.records.json_text import json_text
 from trainer.config.sections.data import DataConfig
 from trainer.config.tokenizer_keys import TokenizerKeys
 from trainer.data.errors import DataError
@@ -187,7 +187,7 @@ def _evaluate_tasks(
 
 def _print_text_evaluation(model: GenerationModel, found: TextEvaluation, options: argparse.Namespace) -> None:
     if options.json:
-        print_text(json.dumps({"checkpoint": str(model.checkpoint), "iteration": model.iteration, **asdict(found)}))
+        print_text(json_text({"checkpoint": str(model.checkpoint), "iteration": model.iteration, **asdict(found)}))
         return
     per_byte = f", {found.bits_per_byte:.4f} bits per byte" if found.bits_per_byte is not None else ""
     print_text(
@@ -201,7 +201,7 @@ def _print_metrics(
 ) -> None:
     if options.json:
         answer = {"checkpoint": str(model.checkpoint), "iteration": model.iteration, "tasks": metrics}
-        print_text(json.dumps(answer))
+        print_text(json_text(answer))
         return
     print_text(f"{'TASK':30} {'METRIC':30} VALUE")
     for task, values in metrics.items():

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 a flag, 3 input that cannot be used, 130 interru
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import MutableMapping, Sequence
@@ -24,6 +23,7 @@ from trainer.commands.model_ranks import (
 )
 from trainer.config.command_parser import print_text
 from trainer.config.generate_flags import parse
+from trainer.config.records.json_text import json_text
 from trainer.data.tokenizers.tokenizer import Tokenizer
 from trainer.generation.model import GenerationModel, check_rows, most_positions
 from trainer.generation.prompts import read_prompts
@@ -128,7 +128,7 @@ def _continue(model: GenerationModel, request: _Request, options: argparse.Names
             continue
         if options.json:
             answer = {"prompt": text, "text": row.text, "ending": found.ending, "tokens": len(found.tokens)}
-            print_text(json.dumps(answer, ensure_ascii=False))
+            print_text(json_text(answer, ensure_ascii=False))
         elif is_streaming:
             print_text("")
         else:

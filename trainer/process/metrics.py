@@ -6,7 +6,6 @@ skipped_iterations and nan_iterations count from the start of the run. Non-finit
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.records.json_text import json_text
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_lock import LostLockError, RunLock
 
@@ -200,12 +200,8 @@ class MetricsFile:
 
         The loop reads from the lock that it is lost, since all ranks must end together.
         """
-        finite = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
-        }
-        if self._lock is not None:
-            finite["fencing_token"] = self._lock.token
-        line = (json.dumps(finite) + "\n").encode()
+        token = {} if self._lock is None else {"fencing_token": self._lock.token}
+        line = (json_text({**row, **token}) + "\n").encode()
         with suppress(OSError, LostLockError):
             if self._lock is not None:
                 self._lock.check()

@@ -6,9 +6,9 @@ tests/recorded/lsf/README.md.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from llmctl.backends.base import JobReport, NodeReport
+from llmctl.backends.base import JobReport, NodeReport, NodeState
 from llmctl.job_state import JobState
 
 FIELDS = ("jobid", "stat", "exit_code", "exit_reason", "exec_host", "job_name", "pend_reason")
@@ -60,7 +60,7 @@ _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 _EXIT_SIGNAL = re.compile(r"Exited (?:by signal|with signal termination:) (\d+)")
 _DISPATCHED = re.compile(r"[Dd]ispatched[^<;]*((?:<[^>]*>[ ,]*)+)")
 
-_NODE_STATES = {
+_NODE_STATES: Mapping[str, tuple[NodeState, str]] = {
     "closed_Full": ("allocated", ""),
     "closed_Excl": ("allocated", ""),
     "closed_Cu_Excl": ("allocated", ""),

@@ -7,7 +7,7 @@ src/include/job.h and pbs_internal.h) and the manual pages qstat(1B), pbs_job_at
 import re
 from collections.abc import Iterator, Mapping
 
-from llmctl.backends.base import JobReport, NodeReport
+from llmctl.backends.base import JobReport, NodeReport, NodeState
 from llmctl.job_state import JobState
 
 # Sequence number and server, with the array index between them.
@@ -221,7 +221,7 @@ def _queues(attributes: Mapping[str, str]) -> str:
     return attributes.get("queue") or attributes.get("resources_available.Qlist") or ""
 
 
-def _node_state(words: set[str], *, is_used: bool) -> str:
+def _node_state(words: set[str], *, is_used: bool) -> NodeState:
     if words & _IS_DOWN:
         return "down"
     if words & _IS_CLOSED:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from llmctl.backends.base import JobReport, NodeReport
+from llmctl.backends.base import JobReport, NodeReport, NodeState
 from llmctl.job_state import JobState
 
 _ENDED_AT_LIMIT = 37
@@ -225,7 +225,7 @@ def _host(words: list[str]) -> NodeReport:
     )
 
 
-_STATES_BY_WEIGHT = ("idle", "mixed", "allocated", "draining", "drained", "down")
+_STATES_BY_WEIGHT: tuple[NodeState, ...] = ("idle", "mixed", "allocated", "draining", "drained", "down")
 
 
 def _with_queue(
@@ -250,7 +250,7 @@ _LETTERS = {
 """Letters of a queue's state (qstat(1)), in words."""
 
 
-def _queue_state(used: int, slots: int, letters: str) -> str:
+def _queue_state(used: int, slots: int, letters: str) -> NodeState:
     if "u" in letters:
         return "down"
     if set(letters) & set("dEcDsSCo"):

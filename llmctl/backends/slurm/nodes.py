@@ -4,10 +4,11 @@ Sources: scontrol(1), "NODE STATE CODES" of sinfo(1). ``sinfo -R`` cuts a reason
 """
 
 import re
+from collections.abc import Mapping, Sequence
 
-from llmctl.backends.base import NodeReport
+from llmctl.backends.base import NodeReport, NodeState
 
-_BASES = {
+_BASES: Mapping[str, NodeState] = {
     "IDLE": "idle",
     "ALLOCATED": "allocated",
     "ALLOC": "allocated",
@@ -29,7 +30,7 @@ _BASES = {
     "FAILING": "draining",
 }
 _IN_USE = ("allocated", "mixed")
-_IDLE_BUT = (
+_IDLE_BUT: Sequence[tuple[str, str, NodeState]] = (
     # Nodes that do not answer, power down or are about to reboot get no jobs.
     ("*%!@^", "NOT_RESPONDING REBOOT_ISSUED REBOOT_REQUESTED POWER_DOWN POWERING_DOWN INVALID_REG FAIL", "down"),
     ("$", "MAINT MAINTENANCE", "drained"),
@@ -46,7 +47,7 @@ def parse_nodes(output: str) -> list[NodeReport]:
     return [_parse_node(line) for line in output.splitlines() if line.startswith("NodeName=")]
 
 
-def node_state(raw: str) -> str:
+def node_state(raw: str) -> NodeState:
     """Neutral state for ``MIXED+DRAIN``, ``down*``, ``IDLE+CLOUD+POWERED_DOWN``, ``drng``."""
     base, *flags = raw.upper().split("+")
     word = _BASES.get(base.rstrip(_SUFFIXES), "unknown")

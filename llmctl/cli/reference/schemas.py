@@ -52,6 +52,31 @@ def profile_schema() -> Schema:
     return _described(schema, "Cluster profile of llmctl.")
 
 
+def metrics_schema() -> Schema:
+    """The schema of a row of metrics.jsonl: of training, of an evaluation, of tasks or of a missed save."""
+    from llmctl.cli.reference.type_schema import schema_of
+    from trainer.config.records.row_fields import FIELDS
+
+    fields = {
+        name: {**schema_of(field.kind), "description": _row_meaning(field.unit, field.when, field.meaning)}
+        for name, field in FIELDS.items()
+    }
+    loss = "A further loss, of training or of an evaluation."
+    schema: Schema = {
+        "type": "object",
+        "properties": fields,
+        "patternProperties": {"^(valid_)?\\w+_loss$": {"type": ["number", "null"], "description": loss}},
+        "required": ["attempt", "iteration", "time"],
+        "anyOf": [{"required": [name]} for name in ("lm_loss", "valid_loss", "tasks", "missed_save")],
+        "additionalProperties": False,
+    }
+    return _described(schema, "A row of metrics.jsonl, in the directory of a run.")
+
+
+def _row_meaning(unit: str, when: str, meaning: str) -> str:
+    return f"{meaning} Rows: {when}.{f' Unit: {unit}.' if unit else ''}"
+
+
 def _command(name: str) -> str:
     return name if name == "import-script" else name.replace("-", " ")
 
@@ -63,6 +88,7 @@ def _of_document(name: str) -> Schema:
 SCHEMAS: Mapping[str, tuple[str, Callable[[], Schema]]] = {
     "config": ("training config, such as llmctl.yaml", config_schema),
     "profile": ("cluster profile, clusters/NAME.yaml", profile_schema),
+    "metrics": ("row of metrics.jsonl, in the directory of a run", metrics_schema),
     **{name: (f"what llmctl {_command(name)} --json prints", partial(_of_document, name)) for name in DOCUMENTS},
 }
 """Name -> the file in a few words, and its schema."""

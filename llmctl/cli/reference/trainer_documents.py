@@ -207,16 +207,16 @@ class TextEvaluationDocument(TypedDict):
         checkpoint: folder of the model.
         iteration: of the checkpoint; null for a model of another program.
         tokens: number of predicted tokens.
-        loss: mean loss in nats per token.
-        perplexity: exponential of the loss.
-        bits_per_byte: loss per UTF-8 byte of the text; null without a tokenizer.
+        loss: mean loss in nats per token; null if it is not finite.
+        perplexity: exponential of the loss; null if it is not finite.
+        bits_per_byte: loss per UTF-8 byte of the text; null without a tokenizer, and if it is not finite.
     """
 
     checkpoint: str
     iteration: int | None
     tokens: int
-    loss: float
-    perplexity: float
+    loss: float | None
+    perplexity: float | None
     bits_per_byte: float | None
 
 
@@ -226,12 +226,12 @@ class TaskEvaluationDocument(TypedDict):
     Attributes:
         checkpoint: folder of the model.
         iteration: of the checkpoint; null for a model of another program.
-        tasks: task -> metric -> its value.
+        tasks: task -> metric -> its value; null if it is not finite.
     """
 
     checkpoint: str
     iteration: int | None
-    tasks: dict[str, dict[str, float]]
+    tasks: dict[str, dict[str, float | None]]
 
 
 class KernelPart(TypedDict):

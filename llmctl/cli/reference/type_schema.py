@@ -63,7 +63,9 @@ def schema_of(hint: Any) -> Schema:
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or is_typeddict(hint) or issubclass(hint, BaseModel)):
         return object_schema(hint)
     if origin is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):
-        return {"type": "object", "additionalProperties": schema_of(inner[1])}
+        # Names are text: only those of a closed list say more.
+        names = {"propertyNames": schema_of(inner[0])} if typing.get_origin(inner[0]) is Literal else {}
+        return {"type": "object", **names, "additionalProperties": schema_of(inner[1])}
     if origin is tuple and inner[1:] != (...,):
         items = [schema_of(each) for each in inner]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}

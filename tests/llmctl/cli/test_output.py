@@ -1,11 +1,14 @@
 """Exit of ``llmctl`` with unusable output, arguments or working directory."""
 
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from llmctl.cli.console import json_text
 from llmctl.cli.main import main
 from llmctl.runs.index import RunIndex
 from llmctl.site import profile
@@ -57,6 +60,11 @@ def test_following_ends_as_interrupted_when_the_pipe_closes(run):
         log.write("one more\n")
         log.flush()
         assert process.communicate(timeout=HANG_S) == ("130\n", "")
+
+
+def test_a_number_that_is_not_finite_is_null():
+    document = {"a": math.nan, "b": [{"c": math.inf}, (-math.inf, 1.5)], "d": "NaN"}
+    assert json.loads(json_text(document)) == {"a": None, "b": [{"c": None}, [None, 1.5]], "d": "NaN"}
 
 
 @pytest.mark.usefixtures("run")

@@ -20,6 +20,7 @@ from examples.demo import unigram_loss
 from examples.train_tokenizer import train_byte_level_bpe
 from tests.llmctl.documents import problems_of
 from tests.trainer.data.token_files import write
+from tests.trainer.families.published_models import published
 from tests.trainer.model.reference_gpt import reference_loss
 from tests.trainer.training.pretraining_job import Job
 from trainer.checkpoint.checksums import checksum_of_metadata
@@ -31,6 +32,7 @@ from trainer.data.indexed.manifest import read_manifest
 from trainer.data.samples.sources import open_sources
 from trainer.data.tokenizers.factory import open_tokenizer
 from trainer.data.tokenizers.settings import TokenizerSettings
+from trainer.families.llama import LLAMA
 from trainer.generation.load import load_generation_model
 from trainer.generation.model import GenerationModel
 from trainer.generation.settings import GenerationSettings
@@ -237,6 +239,21 @@ def test_evaluation_equals_an_independent_model(
     text_bytes = 2 * 40 * len(VERSE) - first
     assert found["bits_per_byte"] == pytest.approx(loss / math.log(2) / text_bytes, rel=1e-4)
     assert found["iteration"] == 60
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = published(LLAMA, vocab_size=300)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.sign() * 3e38)
+    model.save_pretrained(tmp_path / "model")
+    write(tmp_path / "corpus", [list(range(1, 100))] * 3, vocab_size=300)
+    text = ["--data-path", str(tmp_path / "corpus"), "--data-split", "1,0,0", "--split", "train", "--json"]
+    capsys.readouterr()
+    assert evaluate.main([str(tmp_path / "model"), *text], dict(os.environ)) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out)
+    assert "NaN" not in out and "Infinity" not in out and problems_of("evaluate", found) == []
+    assert (found["loss"], found["perplexity"]) == (None, None)
 
 
 def _weights(serial: GenerationModel) -> dict[str, torch.Tensor]:

@@ -105,10 +105,10 @@ def test_rows_are_appended_after_an_incomplete_one_is_removed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"iteration": 1}\n{"iterat')
     file = MetricsFile(path)
-    file.append({"iteration": 2, "lm_loss": math.nan, "valid_ppl": math.inf})
+    file.append({"iteration": 2, "lm_loss": math.nan, "valid_ppl": math.inf, "metrics": {"own": -math.inf}})
     file.close()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows == [{"iteration": 1}, {"iteration": 2, "lm_loss": None, "valid_ppl": None}]
+    assert rows == [{"iteration": 1}, {"iteration": 2, "lm_loss": None, "valid_ppl": None, "metrics": {"own": None}}]
 
 
 def test_no_row_is_written_without_the_lock(tmp_path):

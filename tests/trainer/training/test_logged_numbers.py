@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.llmctl.documents import problems_of
 from tests.resume_torture import Attempt, config_of
 from tests.waiting import HANG_S
 
@@ -20,10 +21,23 @@ def train(run, variant, **changes):
     with Attempt(run, 1) as attempt:
         assert attempt.finish() == "completed"
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [problem for row in found for problem in problems_of("metrics", row)] == []
     return {row["iteration"]: row for row in found if "lm_loss" in row}
 
 
 TRAINING = {"train_iters": 4, "eval_iters": 0}
+
+
+def test_each_row_of_a_run_is_as_the_schema_says(tmp_path):
+    rows = train(tmp_path / "run", "tp2", training={"train_iters": 4, "eval_interval": 2})
+    assert [*rows] == [1, 2, 3, 4]
+    text = (tmp_path / "run/metrics.jsonl").read_text()
+    row = next(row for row in map(json.loads, text.splitlines()) if "valid_ppl" in row)
+    assert problems_of("metrics", {**row, "valid_mtp_2_loss": 1.0}) == []
+    for wrong in ({"more": 1}, {"iteration": "2"}, {"valid_loss": "nan"}, {"tasks": {"one": 1.0}}):
+        assert problems_of("metrics", {**row, **wrong}), wrong
+    del row["attempt"]
+    assert problems_of("metrics", row)
 
 
 def test_numbers_are_in_every_row_or_at_their_interval(tmp_path):

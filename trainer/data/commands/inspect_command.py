@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer.config.command_parser import print_text
 from trainer.config.data_flags import parse
+from trainer.config.records.json_text import json_text
 from trainer.data.errors import DataError
 from trainer.data.indexed.index_format import named_prefixes
 from trainer.data.indexed.inspection import Inspection, Lengths, inspect_dataset
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         return 3
     found = [inspect_dataset(prefix, tokenizer, settings.name, options.samples, options.verify) for prefix in prefixes]
     if options.json:
-        print_text(json.dumps({"pairs": [asdict(inspection) for inspection in found]}, indent=1))
+        print_text(json_text({"pairs": [asdict(inspection) for inspection in found]}, indent=1))
     else:
         print_text("\n\n".join("\n".join(_describe(inspection)) for inspection in found))
     for problem in (problem for inspection in found for problem in inspection.problems):

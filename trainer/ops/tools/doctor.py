@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from trainer.config.records.json_text import json_text
 from trainer.ops.build.build import Compiler, find_compiler
 from trainer.ops.build.build_settings import BuildError, outcome_of
 from trainer.ops.build.nvcc import find_nvcc
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str], settings: BuildSettings) -> int:
             "parts": [asdict(part) for part in parts],
             "operations": [asdict(row) for row in rows],
         }
-        print(json.dumps(document, indent=1))
+        print(json_text(document, indent=1))
         return 0
     for part in parts:
         print(f"{'ok' if part.found else 'missing':8} {part.name:9} {part.detail}")

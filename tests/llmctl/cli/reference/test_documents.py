@@ -8,6 +8,7 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.cli.reference.documents import DOCUMENTS
+from llmctl.operate.nodes import STATES
 from tests.command_surface import surface
 from tests.llmctl.documents import problems_of
 
@@ -53,6 +54,15 @@ def test_every_field_is_described_and_no_object_is_open(name: str) -> None:
     for part in parts:
         assert part["additionalProperties"] is False
         assert all(field["description"] for field in part["properties"].values())
+
+
+def test_states_are_enumerations() -> None:
+    nodes = DOCUMENTS["nodes"]()["properties"]
+    state = nodes["nodes"]["items"]["properties"]["state"]
+    assert state["enum"] == list(STATES) and "down" in STATES
+    assert nodes["queues"]["items"]["properties"]["states"]["propertyNames"] == {"enum": list(STATES)}
+    check = DOCUMENTS["doctor"]()["properties"]["checks"]["items"]["properties"]["state"]
+    assert check["enum"] == ["ok", "note", "warning", "FAULT"]
 
 
 @pytest.mark.usefixtures("home")

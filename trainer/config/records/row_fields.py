@@ -1,9 +1,12 @@
 """The fields of the rows of metrics.jsonl: unit, row and meaning of each. Torch-free.
 
-docs/reference/metrics.md is made of this table.
+docs/reference/metrics.md and the schema of ``llmctl schema metrics`` are made of this table.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+_Number = float | None
+_ByName = dict[str, _Number]
 
 
 class RowField(NamedTuple):
@@ -13,28 +16,31 @@ class RowField(NamedTuple):
         unit: of its number; empty for a pure number.
         when: the rows that have it.
         meaning: in words.
+        kind: type of the value.
     """
 
     unit: str
     when: str
     meaning: str
+    kind: Any = _Number
 
 
 _EVERY, _TRAINING, _VALIDATION = "every row", "training", "validation"
 _MOE = "training, with experts and this loss"
 
 FIELDS: dict[str, RowField] = {
-    "attempt": RowField("", _EVERY, "The attempt that wrote the row, from 1 on."),
+    "attempt": RowField("", _EVERY, "The attempt that wrote the row, from 1 on.", int),
     "fencing_token": RowField(
         "",
         "every row of a run of llmctl",
         "The number of the attempt's lock. A row with a lower token than a row before it is from an attempt that "
         "had lost the run, and does not count.",
+        int,
     ),
-    "iteration": RowField("", _EVERY, "The last iteration that the row is about."),
-    "time": RowField("s", _EVERY, "The time of the row, in seconds since 1970."),
-    "consumed_samples": RowField("samples", _TRAINING, "Samples since the start of the run."),
-    "consumed_tokens": RowField("tokens", _TRAINING, "Positions since the start of the run."),
+    "iteration": RowField("", _EVERY, "The last iteration that the row is about.", int),
+    "time": RowField("s", _EVERY, "The time of the row, in seconds since 1970.", float),
+    "consumed_samples": RowField("samples", _TRAINING, "Samples since the start of the run.", int),
+    "consumed_tokens": RowField("tokens", _TRAINING, "Positions since the start of the run.", int),
     "lm_loss": RowField(
         "nats per token",
         _TRAINING,
@@ -92,19 +98,13 @@ FIELDS: dict[str, RowField] = {
         "neither is known.",
     ),
     "peak_memory_bytes": RowField(
-        "bytes",
-        _TRAINING,
-        "Peak memory: allocated on a GPU, resident on the CPU. The largest value of any rank.",
+        "bytes", _TRAINING, "Peak memory: allocated on a GPU, resident on the CPU. The largest value of any rank.", int
     ),
     "skipped_iterations": RowField(
-        "",
-        _TRAINING,
-        "fp16 steps of the run that were skipped because the loss scale was too high.",
+        "", _TRAINING, "fp16 steps of the run that were skipped because the loss scale was too high.", int
     ),
     "nan_iterations": RowField(
-        "",
-        _TRAINING,
-        "fp32 and bf16 steps of the run that were skipped because loss or gradient was not finite.",
+        "", _TRAINING, "fp32 and bf16 steps of the run that were skipped because loss or gradient was not finite.", int
     ),
     "params_norm": RowField(
         "",
@@ -115,17 +115,20 @@ FIELDS: dict[str, RowField] = {
         "",
         "`logging.log_num_zeros_in_grad`",
         "Elements of the gradient that are exactly 0, without vocabulary padding.",
+        int,
     ),
     "layer_params_norms": RowField(
         "",
         "`logging.log_layer_norms`",
         'Norm of each layer\'s parameters, as in `{"embedding": 1.7, "layers.0": 4.2}`.',
+        _ByName,
     ),
     "layer_grad_norms": RowField(
         "",
         "`logging.log_layer_norms`",
         "Norm of each layer's gradient before clipping. A norm that is not finite is null, and so shows the layer "
         "of an overflow.",
+        _ByName,
     ),
     "moe_layers": RowField(
         "",
@@ -133,24 +136,28 @@ FIELDS: dict[str, RowField] = {
         "Of each layer with experts, in this iteration, its auxiliary losses; `load_max_over_mean`, the tokens of "
         "the busiest expert over the mean, 1 if all have the same; and `load_entropy`, 1 if all have the same, 0 "
         "if one has all. Tokens count before any is dropped.",
+        dict[str, _ByName],
     ),
     "memory_allocated_bytes": RowField(
         "bytes",
         "`logging.log_memory`",
         "Memory in use now, allocated on a GPU, resident on the CPU. The largest value of any rank.",
+        int,
     ),
     "memory_reserved_bytes": RowField(
         "bytes",
         "`logging.log_memory`, on a GPU",
         "Memory that torch's allocator holds. The largest value of any rank.",
+        int,
     ),
     "device_memory_used_bytes": RowField(
         "bytes",
         "`logging.log_memory`, on a GPU",
         "Memory of the GPU that all processes use. The largest value of any rank.",
+        int,
     ),
-    "batch_size": RowField("samples", "`logging.log_batch_size`", "Samples of a global batch."),
-    "world_size": RowField("ranks", "`logging.log_world_size`", "Number of ranks."),
+    "batch_size": RowField("samples", "`logging.log_batch_size`", "Samples of a global batch.", int),
+    "world_size": RowField("ranks", "`logging.log_world_size`", "Number of ranks.", int),
     "timers_s": RowField(
         "s",
         "`logging.timing_log_level`",
@@ -158,8 +165,11 @@ FIELDS: dict[str, RowField] = {
         '"max": 0.02}}` of the fastest and the slowest rank. Level 1: `data`, `forward_backward`, `gradient_sync` '
         "and `optimizer`; level 2 also `forward_compute`, `backward_compute` and `pipeline_communication`. "
         "`logging.timing_log_option`: max has the slowest only, all each rank by its number.",
+        dict[str, _ByName],
     ),
-    "metrics": RowField("", "`hooks.metrics`", "The numbers of your own functions, by the names of the functions."),
+    "metrics": RowField(
+        "", "`hooks.metrics`", "The numbers of your own functions, by the names of the functions.", _ByName
+    ),
     "valid_loss": RowField("nats per token", _VALIDATION, "Mean loss of the valid tokens. Null without one."),
     "valid_ppl": RowField("", _VALIDATION, "Perplexity: the exponential of `valid_loss`."),
     "valid_sop_loss": RowField(
@@ -171,7 +181,8 @@ FIELDS: dict[str, RowField] = {
         "",
         "tasks",
         "Of each task its metrics, as in `{TASK: {METRIC: number}}`; see `evaluation.tasks`.",
+        dict[str, _ByName],
     ),
-    "missed_save": RowField("", "a missed save", "The reason why the disk refused a checkpoint."),
+    "missed_save": RowField("", "a missed save", "The reason why the disk refused a checkpoint.", str),
 }
 """Field -> its description, in the order of the page. A number that is not finite is null."""
