@@ -17,10 +17,12 @@ class RunModel:
     Attributes:
         cluster: cluster of the run.
         folder: the folder that holds its checkpoints.
+        modules: folder of the user's modules that its tokenizer is in; None for a tokenizer of files.
     """
 
     cluster: str
     folder: Path
+    modules: Path | None = None
 
 
 def find_trained_model(context: Context, source: str, cluster: str | None) -> RunModel | None:
@@ -42,8 +44,11 @@ def find_trained_model(context: Context, source: str, cluster: str | None) -> Ru
         raise UsageError(f"--cluster {cluster}: run {source} is on {entry.cluster}; leave the flag out")
     session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
     record = RunRecord.load(entry.run_dir, session.transport)
-    save = ((record.config or {}).get("checkpoint") or {}).get("save")
-    return RunModel(entry.cluster, Path(save) if save else entry.run_dir)
+    config = record.config or {}
+    save = (config.get("checkpoint") or {}).get("save")
+    has_own = bool((config.get("data") or {}).get("tokenizer_function")) and bool(record.job.get("code"))
+    modules = entry.run_dir / "code" / "user" if has_own else None
+    return RunModel(entry.cluster, Path(save) if save else entry.run_dir, modules)
 
 
 def with_source(words: Sequence[str], source: str, folder: Path, valued: Collection[str]) -> list[str]:

@@ -18,15 +18,23 @@ from llmctl.submit.snapshot import store_trainer
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
 
+_FINDS_MODULES = 'PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}" exec "${@:2}"'
 _DATA_PACKAGES = ("numpy",)
 """Packages of the trainer's data commands, which work without torch."""
 
 
-def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequence[str]) -> int:
+def finding_modules(folder: Path) -> tuple[str, ...]:
+    """Words before a command that finds Python modules in ``folder`` first."""
+    return "bash", "-c", _FINDS_MODULES, "bash", str(folder)
+
+
+def run_trainer_command(
+    context: Context, profile: "ClusterProfile", words: Sequence[str], modules: Path | None = None
+) -> int:
     """Run ``python -m trainer WORDS`` on the machine that submits ``profile``'s jobs; returns the exit status.
 
     Uses the same code snapshot and cache as jobs. On this machine, paths are relative to the working directory,
-    elsewhere to the home directory.
+    elsewhere to the home directory. Modules of the user's own are found in ``modules`` first.
 
     Raises:
         ProfileError: the jobs' Python cannot be started here, or runs_root cannot be written.
@@ -58,7 +66,8 @@ def run_trainer_command(context: Context, profile: "ClusterProfile", words: Sequ
         own_dir=code.parents[1],
     )
     # Not -m: the working directory or PYTHONPATH may have another package trainer.
-    argv = ["bash", "-c", script, "bash", python, str(code / "trainer"), *words]
+    finding = () if modules is None else finding_modules(modules)
+    argv = ["bash", "-c", script, "bash", *finding, python, str(code / "trainer"), *words]
     return transport.run_interactive(argv, cwd=None if remote else os.fspath(context.cwd))
 
 

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmctl.backends import capabilities_of
 from llmctl.context import Context, is_remote
 from llmctl.errors import UsageError
-from llmctl.operate.trainer_command import run_trainer_command
+from llmctl.operate.trainer_command import finding_modules, run_trainer_command
 from llmctl.submit.decide import job_python
 from llmctl.submit.job import Flag, SubmitArguments, SubmitPlan
 from llmctl.submit.plan import plan_submission
@@ -37,6 +38,7 @@ class TrainerWork:
         paths: paths in ``words``.
         by_nodes: True if several nodes can share the work.
         on_cpu: True if the work has no use for GPUs.
+        modules: folder of the user's modules that the work imports; None without such modules.
     """
 
     command: tuple[str, ...]
@@ -44,13 +46,15 @@ class TrainerWork:
     paths: tuple[str, ...]
     by_nodes: bool = False
     on_cpu: bool = False
+    modules: Path | None = None
 
     def job_command(self, python: str) -> tuple[str, ...]:
         """The command that a job runs on each node, with the job's Python."""
         program = _PROGRAM.format(" ".join(self.command) + _NODES * self.by_nodes)
         if _RESTART in self.words:
             program = _AT_FIRST + program
-        return "bash", "-c", program, python, *(word for word in self.words if word != _RESTART)
+        words = ("bash", "-c", program, python, *(word for word in self.words if word != _RESTART))
+        return words if self.modules is None else (*finding_modules(self.modules), *words)
 
 
 def plan_trainer_work(
@@ -75,12 +79,12 @@ def plan_trainer_work(
     given = {flag.key: flag.value for flag in flags}
     nodes = int(given.get("job.nodes", 1))
     if capabilities_of(profile.scheduler).starts_in_place and nodes == 1 and not dry_run:
-        return run_trainer_command(context, profile, [*work.command, *work.words])
+        return run_trainer_command(context, profile, [*work.command, *work.words], work.modules)
     _check(profile, nodes, work)
     in_container = "job.container" in given or profile.environment.kind == "container"
     if not dry_run and not in_container:
         # Bad input is told now, not after a wait in the queue.
-        code = run_trainer_command(context, profile, [*work.command, "--check", *work.words])
+        code = run_trainer_command(context, profile, [*work.command, "--check", *work.words], work.modules)
         if code:
             return code
     own = "python3" if is_remote(profile) else sys.executable

@@ -111,4 +111,5 @@ def start_with_model(
         given["cluster"] = found.cluster
         words = with_source(list(words), source, found.folder, valued)
     model = source if found is None else str(found.folder)
-    return start(context, TrainerWork((command,), tuple(words), (model, *files)), given)
+    modules = None if found is None else found.modules
+    return start(context, TrainerWork((command,), tuple(words), (model, *files), modules=modules), given)

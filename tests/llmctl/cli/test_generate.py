@@ -1,6 +1,8 @@
 """``llmctl generate``: here, or as a job; runs in the place of checkpoints. 10 s on one core."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from llmctl.cli.main import main
 from tests.llmctl.cli.test_checkpoint import add_run
 from tests.llmctl.login_node import started_with
 
+HOOKS = Path(__file__).resolve().parents[3] / "examples/hooks"
 PROMPT = ["--prompt", "a b", "--temperature", "0"]
 
 
@@ -51,3 +54,15 @@ def test_the_local_cluster_generates_here(home, capfd):
     message = capfd.readouterr().err
     assert message.startswith("llmctl generate: mamba") and "'mamba'" in message
     assert message.count("\n") == 1
+
+
+def test_a_tokenizer_of_a_run_is_found_in_the_code_of_the_run(home, capfd):
+    for name in ("hooks.yaml", "my_hooks.py"):
+        shutil.copy(HOOKS / name, home / name)
+    own = ["data.tokenizer_function=my_hooks:Letters", "training.train_iters=1", "training.device=cpu"]
+    words = [word for value in own for word in ("--set", value)]
+    assert main(["submit", "hooks.yaml", "--cluster", "local", "--run-id", "mine", "--follow", *words]) == 0
+    (home / "my_hooks.py").unlink()
+    capfd.readouterr()
+    assert main(["generate", "mine", "--prompt", "A b", "--max-new-tokens", "2", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["prompt"] == "A b"
