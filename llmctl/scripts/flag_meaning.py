@@ -15,7 +15,6 @@ from trainer.planning.command_line import UsageError, parse_command_line
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
 """Program of Megatron-LM, without its ending -> architecture."""
 _DEEPSPEED_CONFIG = ("deepspeed_config", "deepspeed-config")
-_T5_AS_PUBLISHED = {"model.position_embedding_type": "relative", "model.disable_bias_linear": True}
 _UNKNOWN_TEXT = "1"
 _JOB_IDS = tuple(
     f"${name}" for name in ("JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
@@ -84,21 +83,6 @@ def architecture_of(entry: str, line: int) -> str:
         )
     known = ", ".join(f"{one}.py" for one in ENTRY_POINTS)
     raise ScriptError(line, f"{entry} is not a known training program; known are {known}")
-
-
-def put_architecture(architecture: str, program: str, flags: FlagMeaning) -> None:
-    """Set the architecture of the training program, unless it is the default.
-
-    Megatron-LM's T5 has a learned table of positions and biases; the trainer's is T5 as published.
-    """
-    if architecture == "decoder":
-        return
-    flags.values["model.architecture"] = architecture
-    flags.origins["model.architecture"] = program
-    for key, value in _T5_AS_PUBLISHED.items() if architecture == "t5" else ():
-        if key not in flags.values:
-            flags.values[key] = value
-            flags.origins[key] = f"of T5 as published; Megatron-LM's default is not available in {program}"
 
 
 def status_of(group: FlagGroup) -> Literal["meant", "no effect", "refused"]:

@@ -18,12 +18,12 @@ from llmctl.scripts.flag_meaning import (
     FlagMeaning,
     architecture_of,
     group_flags,
-    put_architecture,
     read_flags,
 )
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.outside import outside_value
+from llmctl.scripts.program_meaning import put_program
 from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.state import Run
@@ -144,7 +144,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
     flags = read_flags(group_flags(launch.arguments, launch.line), file_text)
-    put_architecture(architecture, f"{launch.entry.rpartition('/')[2]}, line {launch.line}", flags)
+    put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
     put_start(flags)
     job = job_meaning(script.directives, launch, script.run.environment)
     return _written(path, launch, flags, job, state.skipped)

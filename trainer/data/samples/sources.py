@@ -212,7 +212,7 @@ def vocabulary(config: TrainConfig, sources: Sequence[Source], tokenizer: Tokeni
         raise DataError(
             "model.vocab_size: is unset, and the data has no manifest; set model.vocab_size or data.tokenizer_model"
         )
-    if known and vocab_size < max(known) and config.checkpoint.load is not None:
+    if known and vocab_size < max(known) and config.checkpoint.load is not None and not config.continues_save:
         raise DataError(
             f"model.vocab_size: the tables of {config.checkpoint.load} have {vocab_size} rows; the "
             f"tokenizer of the data has {max(known)} tokens; prepare the data with the model's own tokenizer"

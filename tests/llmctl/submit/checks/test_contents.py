@@ -203,3 +203,29 @@ def test_a_vocabulary_may_have_any_word_as_token(data: Path, submit: Submit) -> 
     assert code == 0, told
     code, told = submit("--set", f"model.vocab_size={len(vocabulary) - 1}", data=named)
     assert code == 2 and f"too small for the tokenizer of the data; use {len(vocabulary)}" in told
+
+
+def test_masked_models_need_a_known_case_and_sentinels(data: Path, submit: Submit) -> None:
+    (data / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]) + "\n")
+    t5 = {"architecture": "t5", "position_embedding_type": "relative", "disable_bias_linear": True}
+    model = {**MODEL["model"], **t5}
+    training = {**MODEL["training"], "decoder_seq_length": 16}
+    named: dict[str, Any] = {"data_path": ["d_text_document"], "vocab_file": "vocab.txt"}
+    code, told = submit(model=model, training=training, data=named)
+    assert code == 3
+    assert "vocab.txt: its folder has no tokenizer_config.json with do_lower_case; set data.tokenizer_type to" in told
+    assert "data.vocab_extra_ids: is 0, but " in told and "has no sentinels (<extra_id_0>, ...)" in told
+    named |= {"tokenizer_type": "BertWordPieceLowerCase", "vocab_extra_ids": 100}
+    told = submit(model=model, training=training, data=named)[1]
+    assert "do_lower_case" not in told and "sentinels" not in told
+    (data / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    told = submit(model=model, training=training, data={**named, "tokenizer_type": None})[1]
+    assert "do_lower_case" not in told
+    bert = {**MODEL["model"], "architecture": "bert"}
+    assert "sentinels" not in submit(model=bert, data={**named, "vocab_extra_ids": 0})[1]
+
+
+def test_a_small_table_is_not_said_to_be_that_of_a_folder_to_save_in(submit: Submit) -> None:
+    small = {**MODEL["model"], "vocab_size": VOCAB_SIZE - 1}
+    told = submit(model=small, checkpoint={"save": "ck", "load": "ck"})[1]
+    assert f"model.vocab_size: {VOCAB_SIZE - 1} is too small for the tokenizer of the data; use {VOCAB_SIZE}" in told

@@ -1,0 +1,59 @@
+"""Defaults of Megatron-LM's training programs, which differ from those of GPT."""
+
+from __future__ import annotations
+
+from llmctl.scripts.flag_meaning import FlagMeaning
+
+_T5_AS_PUBLISHED = {"model.position_embedding_type": "relative", "model.disable_bias_linear": True}
+_EXTRA_IDS, _T5_EXTRA_IDS = "data.vocab_extra_ids", 100
+_WORDPIECE = "BertWordPieceLowerCase"
+
+
+def put_program(architecture: str, program: str, line: int, flags: FlagMeaning) -> None:
+    """Set what the training program decides, where no flag does.
+
+    pretrain_bert.py and pretrain_t5.py of Megatron-LM take a vocabulary of words as BertWordPieceLowerCase.
+    pretrain_t5.py asks for its sentinels, ``--vocab-extra-ids 100``, if they are left out. Its T5 has a learned table
+    of positions and biases; the trainer's is T5 as published.
+
+    Args:
+        architecture: that the program trains.
+        program: its name.
+        line: of the program in the script.
+        flags: receives the keys.
+    """
+    if architecture == "decoder":
+        return
+    origin = f"{program}, line {line}"
+    defaults: dict[str, tuple[object, str]] = {"model.architecture": (architecture, origin)}
+    if "data.vocab_file" in flags.values:
+        defaults["data.tokenizer_type"] = (_WORDPIECE, f"default of {origin}")
+    if architecture == "t5":
+        as_published = f"of T5 as published; Megatron-LM's default is not available in {origin}"
+        defaults |= {key: (value, as_published) for key, value in _T5_AS_PUBLISHED.items()}
+    _put(defaults, flags)
+    if architecture == "t5":
+        _put_sentinels(origin, line, program, flags)
+        reason = (
+            "the model has the relative positions of T5 as published and no biases; Megatron-LM's has a learned table "
+            "of positions, and biases"
+        )
+        flags.remarks.append((line, program, reason))
+
+
+def _put(defaults: dict[str, tuple[object, str]], flags: FlagMeaning) -> None:
+    for key, (value, origin) in defaults.items():
+        if key not in flags.values:
+            flags.values[key] = value
+            flags.origins[key] = origin
+
+
+def _put_sentinels(origin: str, line: int, program: str, flags: FlagMeaning) -> None:
+    """Give a vocabulary of words, which has no sentinels, those that Megatron-LM asks for."""
+    is_wordpiece = str(flags.values.get("data.tokenizer_type", "")).startswith("BertWordPiece")
+    if not is_wordpiece or _EXTRA_IDS in flags.values:
+        return
+    flags.values[_EXTRA_IDS] = _T5_EXTRA_IDS
+    flags.origins[_EXTRA_IDS] = f"sentinels of {origin}"
+    reason = f"has {_T5_EXTRA_IDS} sentinels, without which Megatron-LM asks for --vocab-extra-ids {_T5_EXTRA_IDS}"
+    flags.remarks.append((line, program, reason))
