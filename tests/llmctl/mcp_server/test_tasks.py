@@ -1,4 +1,4 @@
-"""Tasks of an agent, by the SDK's own client over real pipes, on real runs of cluster local."""
+"""Tasks of an agent, by the SDK's client over real pipes and by the commands alone, on real runs of cluster local."""
 
 import json
 import os
@@ -15,13 +15,14 @@ from mcp.client.stdio import stdio_client
 
 import llmctl
 from llmctl.cli.main import main
-from tests.llmctl.api.test_submit import CONFIG, TINY
+from tests.llmctl.api.test_submit import TINY
+from tests.llmctl.mcp_server.agent_tasks import Ask, check_beforehand, read_about_runs, submit_and_end
+from tests.llmctl.mcp_server.command_client import CommandClient
 from tests.llmctl.mcp_server.served import HELLO, ROOT, words_of
 from tests.waiting import HANG_S
 
 READING = ["runs", "status", "wait", "logs", "metrics", "plan", "dry_run", "explain", "schema", "clusters"]
 WRITING = ["submit", "resume", "cancel"]
-Ask = Callable[..., Awaitable[Any]]
 
 
 def served(home: Path, tasks: Callable[[Client, Ask], Awaitable[None]], *words: str) -> None:
@@ -51,42 +52,17 @@ def test_an_agent_finds_checks_and_compares(home):
     failed = llmctl.submit(command=["fail.py"], torchrun=True, gpus_per_node=1, name="bad")
     assert failed.wait(check=False).state is llmctl.JobState.FAILED
 
-    async def tasks(_: Client, ask: Ask) -> None:
-        (found,) = (await ask("runs", state="failed", most=1))["runs"]
-        assert found["name"] == "bad" and "exit code 1" in found["detail"] and found["exit_code"] == 1
-        lines = (await ask("logs", run=found["run_id"], rank="failed"))["lines"]
-        assert any("ValueError: no such shard" in line for line in lines)
-        columns = (await ask("metrics", run="first", points=2))["columns"]
-        assert columns["iteration"][-1] == 6 and len(columns["iteration"]) == 2
-        assert columns["lm_loss"][-1] == pytest.approx(trained[0].loss)
-        both = (await ask("status", runs=["first", "second"]))["runs"]
-        assert [run["loss"] for run in both] == [view.loss for view in trained]
-        clusters = {each["name"]: each["scheduler"] for each in (await ask("clusters"))["clusters"]}
-        assert clusters["local"] == "local" and clusters["slurm"] == "slurm"
-        assert (await ask("clusters", name="slurm"))["scheduler"] == "slurm"
-        text = json.dumps(CONFIG)
-        small = await ask("plan", config_text=text, device="H100", gpus_per_node=1, set={"model.vocab_size": 1000})
-        assert small["fits"] and small["peak_memory_bytes"] > 0
-        asked = {"config_text": text, "device": "V100-16GB", "gpus_per_node": 1}
-        large_model = {"model.vocab_size": 1000, "model.num_layers": 200, "model.hidden_size": 1024}
-        large = await ask("plan", **asked, set=large_model)
-        assert not large["fits"] and "its largest item is" in large["why_not"]
-        words = (await ask("explain", words=["optimizer.lr", "--swiglu"]))["explained"]
-        assert "Learning rate" in words["optimizer.lr"] and "sets model.swiglu" in words["--swiglu"]
-        optimizer = await ask("schema", name="config", section="optimizer")
-        assert "lr" in optimizer["schema"]["properties"] and len(json.dumps(optimizer)) < 10_000
-        wrong = await ask("dry_run", config_text="model: {num_layer: 2}")
-        assert "num_layers" in wrong["error"] and wrong["exit_code"] == 3
-        plan = await ask("dry_run", example=True, nodes=2)
-        assert plan["run_dir"].startswith(str(home / "runs")) and plan["cost"] is None and "#!" in plan["script"]
-        assert plan["messages"]
+    async def tasks(ask: Ask) -> None:
+        await read_about_runs(ask, trained)
+        await check_beforehand(ask, home)
 
-    served(home, tasks)
+    async def served_tasks(_: Client, ask: Ask) -> None:
+        await tasks(ask)
+        assert len(json.dumps(await ask("schema", name="config", section="optimizer"))) < 10_000
+
+    served(home, served_tasks)
+    anyio.run(tasks, CommandClient(home).ask)
     assert len([path for path in (home / "runs").iterdir() if not path.name.startswith(".")]) == 3
-
-
-_SECOND = "test $LLMCTL_ATTEMPT = 2 && test -z $PYDANTIC_DISABLE_PLUGINS"
-"""Succeeds in the second attempt, without the variable that llmctl sets for itself alone."""
 
 
 def test_an_agent_submits_waits_resumes_and_cancels(home):
@@ -95,16 +71,13 @@ def test_an_agent_submits_waits_resumes_and_cancels(home):
         assert [*listed] == [*READING, *WRITING]
         assert [name for name, notes in listed.items() if not notes.read_only_hint] == WRITING
         assert [name for name, notes in listed.items() if notes.destructive_hint] == ["cancel"]
-        run = (await ask("submit", command=["bash", "-c", _SECOND], name="twice"))["run_id"]
-        ended = await ask("wait", run=run, timeout_s=300)
-        assert (ended["state"], ended["has_ended"]) == ("failed", True)
-        assert "runs its command again" in (await ask("resume", run=run))["messages"][0]
-        assert (await ask("wait", run=run, timeout_s=300))["state"] == "completed"
-        long = (await ask("submit", command=["sleep", "10000"], name="long"))["run_id"]
-        assert (await ask("wait", run=long, timeout_s=0))["has_ended"] is False
-        assert (await ask("cancel", run=long, grace_s=5))["run"]["state"] == "cancelled"
+        await submit_and_end(ask)
 
     served(home, tasks, "--allow-submit")
+
+
+def test_the_commands_submit_wait_resume_and_cancel(home):
+    anyio.run(submit_and_end, CommandClient(home).ask)
 
 
 def test_hostile_calls_are_answered_with_a_sentence(home):
