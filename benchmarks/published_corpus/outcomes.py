@@ -23,6 +23,7 @@ IMPORTED, REFUSED, CRASHED, SILENT = "imported", "refused", "crashed", "lost a f
 MOST_ANSWERS = 12
 _LIMIT_S = 20
 _QUESTION = re.compile(r"--arg (?!NAME=)(\w+)=VALUE")
+_VALUES = re.compile(r"beside the script one of ([^,\s]+)")
 _SKIPPED_FILE = re.compile(r"^#\s+(?:source|\.) (\S+)", re.MULTILINE)
 _A_PATH = re.compile(
     r"path|dir|file|data|home|root|prefix|tokenizer|vocab|merge|ckpt|check|save|load|log|name|job|wandb|entity|user"
@@ -72,7 +73,7 @@ def _with_other_answers(path: Path, given: dict[str, str], now: datetime) -> Out
     for name in given:
         for answer in reversed(answers_to(name)):
             found = _import(path, {**given, name: answer}, now)
-            if found.kind != REFUSED or _QUESTION.search(found.reason):
+            if found.kind != REFUSED or set(_QUESTION.findall(found.reason)) - given.keys():
                 return found
     return None
 
@@ -93,6 +94,9 @@ def _import(path: Path, given: dict[str, str], now: datetime) -> Outcome:
 
 def answers_to(name: str, question: str = "") -> tuple[str, ...]:
     """Values for a variable, the kind first that its name or the question's flag suggests."""
+    named = _VALUES.search(question)
+    if named is not None:
+        return (named[1],)
     path, number = f"/data/{name.lower()}", "1"
     is_path = (_A_PATH.search(name) and not _A_NUMBER.search(name)) or _PATH_FLAG.match(question)
     return (path, number, "") if is_path else (number, path, "")

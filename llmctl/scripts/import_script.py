@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmctl.errors import UsageError
+from llmctl.scripts.beside import FilesBeside
 from llmctl.scripts.config_text import render_config
 from llmctl.scripts.directives import JobWord, read_directives
 from llmctl.scripts.errors import ScriptError
@@ -126,7 +127,7 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
     def outside(name: str, line: int) -> Value | None:
         return outside_value(name, line, size, path.name)
 
-    interpreter = Interpreter(World(dict(given), outside, size.gpus, now))
+    interpreter = Interpreter(World(dict(given), outside, size.gpus, now, FilesBeside(path).text_of))
     interpreter.run(read_commands(text))
     return _Script(interpreter, directives, *_training_line(interpreter))
 

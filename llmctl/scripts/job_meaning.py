@@ -78,8 +78,14 @@ def _put_sizes(launch: LaunchLine, job: JobMeaning) -> None:
             job.put(key, number, shown, line)
         elif shown and key not in job.values:
             job.without_effect.append((line, shown, f"the number is known only inside the job; give {_FLAGS[key]}"))
-    ranks, line, shown = sizes.get(RANKS, (None, 0, ""))
-    if ranks and NODES not in launch.sizes:
+    _put_ranks(*sizes.get(RANKS, (None, 0, "")), sizes.get(NODES, (None, 0, ""))[0], NODES in sizes, job)
+    if not launch.programs and not job.values.keys() & {"nodes", "gpus_per_node"}:
+        job.put("gpus_per_node", 1, "one process without a launcher", launch.line)
+
+
+def _put_ranks(ranks: int | None, line: int, shown: str, nodes: int | None, has_nodes: bool, job: JobMeaning) -> None:
+    """Nodes or GPUs of a node, from the number of all ranks."""
+    if ranks and not has_nodes:
         per_node = job.values.get("gpus_per_node")
         if per_node and ranks % per_node == 0:
             job.put("nodes", ranks // per_node, f"{shown}, {per_node} of each node", line)
@@ -87,10 +93,10 @@ def _put_sizes(launch: LaunchLine, job: JobMeaning) -> None:
             job.put("gpus_per_node", ranks, shown, line)
         elif ranks % job.values["nodes"] == 0:
             job.put("gpus_per_node", ranks // job.values["nodes"], shown, line)
+    elif ranks and nodes and "gpus_per_node" not in job.values and ranks % job.values["nodes"] == 0:
+        job.put("gpus_per_node", ranks // job.values["nodes"], shown, line)
     elif shown and not ranks and "nodes" not in job.values:
         job.without_effect.append((line, shown, "the number is known only inside the job; give --nodes"))
-    if not launch.programs and not job.values.keys() & {"nodes", "gpus_per_node"}:
-        job.put("gpus_per_node", 1, "one process without a launcher", launch.line)
 
 
 _FLAGS = {"nodes": "--nodes", "gpus_per_node": "--gpus-per-node"}

@@ -21,7 +21,7 @@ from llmctl.scripts.launch_words import (
     Launcher,
 )
 from llmctl.scripts.shell.state import Run
-from llmctl.scripts.shell.values import Chunk, Value, missing_of, text_of
+from llmctl.scripts.shell.values import Chunk, Value, missing_of, plain, text_of
 from llmctl.site.job import parse_nodes
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?|pypy3?")
@@ -136,6 +136,7 @@ def _read_python(words: list[Value], found: LaunchLine) -> bool:
                 rest = _read_launcher(module, words, found)
                 words[:] = rest
                 return True
+            words[0] = _file_of(words[0])
             _finish(words, found)
             return False
         if option in ("-c", "-"):
@@ -145,6 +146,14 @@ def _read_python(words: list[Value], found: LaunchLine) -> bool:
     if words:
         _finish(words, found)
     return False
+
+
+def _file_of(module: Value) -> Value:
+    """The file of a module, ``megatron.pretrain_gpt``; a module without a name yet stays as it is."""
+    text = text_of(module)
+    if missing_of(module) is not None or text.endswith(".py"):
+        return module
+    return plain(f"{text.replace('.', '/')}.py", module[0].line)
 
 
 def _finish(words: list[Value], found: LaunchLine) -> LaunchLine:
@@ -166,13 +175,14 @@ def _read_launcher(name: str, words: list[Value], found: LaunchLine) -> list[Val
         option, equals, _ = text.partition("=")
         key = option.lstrip("-").replace("-", "_")
         if key in launcher.modules:
-            break
+            return [_file_of(rest[0]), *rest[1:]] if rest else rest
         takes = 2 if key in launcher.paired else 1 if key in launcher.meant or key in launcher.valued else 0
         if equals:
             values = [_after(word, len(option) + 1)]
         else:
             values, rest = rest[:takes], rest[takes:]
         _note(launcher, key, option, values, found, word)
+    rest = rest[launcher.operands :]
     if launcher.is_image and rest:
         image = rest.pop(0)
         _image(image, "image", found)

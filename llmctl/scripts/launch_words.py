@@ -24,6 +24,7 @@ class Launcher:
         is_image: True if the image follows the options.
         verbs: words that may follow the program's name.
         modules: options that make the next word the name of a module.
+        operands: number of words between the options and the program.
     """
 
     meant: dict[str, str] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class Launcher:
     is_image: bool = False
     verbs: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
+    operands: int = 0
 
 
 def _words(text: str) -> frozenset[str]:
@@ -100,6 +102,28 @@ _DOCKER = Launcher(
     is_image=True,
     verbs=_words("run exec"),
 )
+_ACCELERATE = Launcher(
+    {"num_machines": NODES, "num_processes": RANKS},
+    _words(
+        "config_file machine_rank main_process_ip main_process_port rdzv_backend mixed_precision gpu_ids "
+        "deepspeed_config_file deepspeed_hostfile zero_stage gradient_accumulation_steps num_cpu_threads_per_process "
+        "max_restarts monitor_interval same_network"
+    ),
+    verbs=_words("launch"),
+    modules=_words("m module"),
+)
+_APRUN = Launcher(
+    {"n": RANKS, "pes": RANKS, "N": RANKS_PER_NODE, "pes_per_node": RANKS_PER_NODE, "e": ENV},
+    _words("d cc j S depth cpu_binding cpus_per_cu L node_list m memory_per_pe p r"),
+)
+_NSYS = Launcher(
+    valued=_words(
+        "s sample t trace o output c capture_range x stop_on_exit w show_output f force_overwrite b y delay d "
+        "duration n inherit_environment e env_var capture_range_end cuda_memory_usage cpuctxsw kill wait stats export "
+        "gpu_metrics_device gpu_metrics_devices cuda_graph_trace python_backtrace session_new nic_metrics"
+    ),
+    verbs=_words("profile"),
+)
 _PLAIN = Launcher()
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -113,6 +137,12 @@ LAUNCHERS: dict[str, Launcher] = {
     **dict.fromkeys(("docker", "podman"), _DOCKER),
     **dict.fromkeys(("exec", "nohup", "command", "time", "sudo"), _PLAIN),
     "uv": Launcher(valued=_words("p python with extra group project directory env_file"), verbs=_words("run")),
+    "accelerate": _ACCELERATE,
+    "accelerate.commands.launch": _ACCELERATE,
+    "aprun": _APRUN,
+    "nsys": _NSYS,
+    "timeout": Launcher(valued=_words("k kill_after s signal"), operands=1),
+    **dict.fromkeys(("conda", "mamba"), Launcher(valued=_words("n name p prefix cwd"), verbs=_words("run"))),
     "numactl": Launcher(valued=_words("m N C i p")),
     "taskset": Launcher(valued=_words("c")),
     "env": Launcher(valued=_words("u C S")),

@@ -53,6 +53,7 @@ from llmctl.scripts.shell.values import (
 from llmctl.scripts.shell.word_reader import read_quoted_text
 
 _STEPS, _DEPTH, _SHOWN = 20_000, 20, 60
+_STARTING = (["conda", "run"], ["mamba", "run"])
 _HARMLESS = frozenset(("mkdir", "echo", "printf", "chmod", "touch", "rm", "cp", "mv", "ln", "sleep", "ulimit", "trap"))
 
 
@@ -65,12 +66,14 @@ class World:
         outside: value of a variable that a shell or scheduler sets, by name and line.
         gpus: GPUs of a node, for scripts that count them; None if unknown.
         now: the time of the import, for ``date``.
+        beside: name and text of a file beside the script; None if the file is elsewhere.
     """
 
     given: dict[str, str]
     outside: Callable[[str, int], Value | None]
     gpus: int | None
     now: datetime
+    beside: Callable[[Value], tuple[str, str] | None] = lambda _name: None
 
 
 class Interpreter:
@@ -171,6 +174,23 @@ class Interpreter:
         with self._deeper(lines[0], "eval"):
             return self.run(read_script(text, lines[0], lines))
 
+    def source(self, words: Sequence[Value], line: int) -> Truth | None:
+        """Walk through a file beside the script; None if the file is elsewhere. All its lines count as ``line``."""
+        found = self.world.beside(words[1]) if len(words) > 1 else None
+        if found is None:
+            return None
+        name, text = found
+        before = self.state.positional
+        self.state.positional = list(words[2:]) or before
+        try:
+            with self._deeper(line, name):
+                result = self.run(read_script(text, line, [line] * (len(text) + 1)))
+        except ScriptError as error:
+            raise ScriptError(error.line, f"{error.problem} (in {name}, read here)") from None
+        self.state.positional = before if len(words) > 2 else self.state.positional
+        self.state.leaving = "" if self.state.leaving == "return" else self.state.leaving
+        return result
+
     def call(self, name: str, arguments: Sequence[Value], line: int) -> Truth:
         """Walk through a function's body."""
         before, self.state.positional = self.state.positional, list(arguments)
@@ -213,7 +233,7 @@ class Interpreter:
                 self.assign(assignment)
             return YES
         name = text_of(words[0])
-        if name in SHELL_COMMANDS:
+        if name in SHELL_COMMANDS and [text_of(word) for word in words[:2]] not in _STARTING:
             return self.shell.run(name, command, words)
         if name in self.state.functions:
             return self.call(name, words[1:], command.line)

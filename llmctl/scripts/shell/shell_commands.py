@@ -15,7 +15,7 @@ from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_o
 
 _SCOPED = ("declare", "local", "typeset")
 _LEAVING = ("exit", "return", "break", "continue")
-_SKIPPED = ("source", ".", "module", "ml", "conda", "mamba", "spack", "pyenv")
+_SKIPPED = ("module", "ml", "conda", "mamba", "spack", "pyenv")
 _READING = ("read", "mapfile", "readarray", "getopts", "select")
 _NOTHING = (
     "set",
@@ -58,6 +58,9 @@ class Shell(Protocol):
 
     def number(self, text: str, line: int) -> int | None:
         """Value of an arithmetic text; None if unknown."""
+
+    def source(self, words: Sequence[Value], line: int) -> Truth | None:
+        """Walk through a file beside the script; None if the file is elsewhere."""
 
     def nested(self, text: str, lines: Sequence[int]) -> Truth:
         """Walk through a text that is a script itself."""
@@ -158,6 +161,11 @@ class ShellCommands:
                 lines += [chunk.line] * len(part)
         return interpreter.nested(text, lines) if text.strip() else YES
 
+    def source(self, command: Simple, words: list[Value]) -> Truth:
+        """``source``: a file beside the script is read; another prepares the environment."""
+        result = self._interpreter.source(words, command.line)
+        return self.skip(command, words) if result is None else result
+
     def skip(self, command: Simple, words: list[Value]) -> Truth:
         """A command that prepares the environment, which the cluster's profile does here."""
         shown = " ".join(text_of(word) for word in words)
@@ -245,6 +253,7 @@ SHELL_COMMANDS: dict[str, Callable[[ShellCommands, Simple, list[Value]], Truth]]
     **dict.fromkeys(("export", "declare", "local", "readonly", "typeset"), ShellCommands.declare),
     **dict.fromkeys(_LEAVING, ShellCommands.leave),
     **dict.fromkeys(_SKIPPED, ShellCommands.skip),
+    **dict.fromkeys(("source", "."), ShellCommands.source),
     **dict.fromkeys(_READING, ShellCommands.read),
     **dict.fromkeys(_NOTHING, ShellCommands.succeed),
     **dict.fromkeys(("true", ":"), ShellCommands.succeed),

@@ -1,0 +1,67 @@
+"""Files beside a script that the script reads with ``source``: parameters, which the trainer needs to know."""
+
+from __future__ import annotations
+
+import glob
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.shell.values import Value
+
+_UNKNOWN, _SHOWN = "\0", 5
+_MAX_BYTES = 1_000_000
+_OF_THE_ENVIRONMENT = ("activate", "modules.sh", "conda.sh")
+
+
+class FilesBeside:
+    """Files in the folder of a script, and below."""
+
+    def __init__(self, script: Path) -> None:
+        """Look beside ``script``."""
+        self._folder = script.parent.resolve()
+
+    def text_of(self, name: Value) -> tuple[str, str] | None:
+        """Name and text of a file that a script reads; None if the file is elsewhere or prepares the environment.
+
+        A folder that only the job knows, and the folder that has the script where the script was written, are the
+        script's own folder.
+
+        Raises:
+            ScriptError: files beside the script fit the name, and a variable decides which one is read.
+        """
+        pattern = "".join(chunk.text if chunk.missing is None else _UNKNOWN for chunk in name)
+        for place in self._places(pattern):
+            if place.endswith(_OF_THE_ENVIRONMENT):
+                return None
+            if _UNKNOWN in place:
+                self._ask(place, name)
+                continue
+            found = (self._folder / place).resolve()
+            if found.is_relative_to(self._folder) and found.is_file() and found.stat().st_size <= _MAX_BYTES:
+                return place, found.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
+        return None
+
+    def _places(self, pattern: str) -> Iterator[str]:
+        """Paths below the script's folder that a name can mean."""
+        own = f"/{self._folder.name}/"
+        if own in pattern:
+            yield posixpath.normpath(pattern.rpartition(own)[2])
+        if not pattern.startswith("/"):
+            yield posixpath.normpath(pattern.lstrip(_UNKNOWN).lstrip("/"))
+
+    def _ask(self, place: str, name: Value) -> None:
+        """Ask for the variable of a name that fits files beside the script."""
+        missing = next((chunk.missing for chunk in reversed(name) if chunk.missing is not None), None)
+        parts = [glob.escape(part) for part in place.split(_UNKNOWN)]
+        if missing is None or not missing.name or not any(re.search(r"\w", part) for part in parts):
+            return
+        files = sorted(path.name for path in self._folder.glob("*".join(parts)) if path.is_file())
+        if files:
+            before, sign, after = posixpath.basename(place).partition(_UNKNOWN)
+            if sign and place.count(_UNKNOWN) == 1:
+                files = [file[len(before) : len(file) - len(after)] for file in files]
+            shown = ", ".join(files[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
+            raise ScriptError(missing.line, f"{missing.problem}; by the files beside the script one of {shown}")
