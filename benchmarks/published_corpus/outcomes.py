@@ -61,21 +61,28 @@ def outcome_of(path: Path, now: datetime) -> Outcome:
             given.update({name: answers_to(name, found.reason)[0] for name in names})
             continue
         if found.kind == REFUSED and not names:
-            found = _with_other_answers(path, given, now) or found
+            found = _with_other_answers(path, found, now) or found
             if _QUESTION.search(found.reason) and len(found.given) < MOST_ANSWERS and dict(found.given) != given:
                 given = dict(found.given)
                 continue
         return found
 
 
-def _with_other_answers(path: Path, given: dict[str, str], now: datetime) -> Outcome | None:
-    """The first import that gets further with another answer to one question."""
-    for name in given:
-        for answer in reversed(answers_to(name)):
-            found = _import(path, {**given, name: answer}, now)
-            if found.kind != REFUSED or set(_QUESTION.findall(found.reason)) - given.keys():
-                return found
+def _with_other_answers(path: Path, found: Outcome, now: datetime) -> Outcome | None:
+    """The first import that gets further with other answers to the questions that a refusal blames."""
+    given = dict(found.given)
+    blamed = [name for name, value in given.items() if _is_blamed(value, found.reason)]
+    for names in [*([name] for name in blamed), blamed]:
+        for kind in range(3):
+            others = {name: answers_to(name)[kind % len(answers_to(name))] for name in names}
+            tried = _import(path, {**given, **others}, now)
+            if tried.kind != REFUSED or not any(_is_blamed(given[name], tried.reason) for name in blamed):
+                return tried
     return None
+
+
+def _is_blamed(answer: str, reason: str) -> bool:
+    return "/PATH" in reason if answer.startswith("/") else f"'{answer}'" in reason
 
 
 def _import(path: Path, given: dict[str, str], now: datetime) -> Outcome:
@@ -105,6 +112,8 @@ def answers_to(name: str, question: str = "") -> tuple[str, ...]:
 def reason_of(message: str) -> str:
     """A message without file, line, numbers and names of one script alone."""
     text = re.sub(r"^script(, line \d+)?: ", "", message)
+    text = text.partition("\nalso: ")[0]
+    text = re.sub(r" \(usage:.*", "", text, flags=re.IGNORECASE | re.DOTALL)
     text = re.sub(r"(?<=line )\d+|(?<=lines )\d+", "N", text)
     return re.sub(r"(/[\w.$-]+){2,}", "/PATH", text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +35,13 @@ from trainer.config.errors import ConfigError
 from trainer.planning.build_config import build_config
 
 _MAX_BYTES = 1_000_000
+_MOST_ARGUMENTS = 16
+_USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
 _GIVEN = re.compile(r"([A-Za-z_]\w*|[1-9]\d*)=(.*)", re.DOTALL)
+
+
+class _EndsEarly(ScriptError):
+    """The script's own exit comes before a training line."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +134,22 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
     def outside(name: str, line: int) -> Value | None:
         return outside_value(name, line, size, path.name)
 
-    interpreter = Interpreter(World(dict(given), outside, size.gpus, now, FilesBeside(path).text_of))
-    interpreter.run(read_commands(text))
-    return _Script(interpreter, directives, *_training_line(interpreter))
+    commands = read_commands(text)
+
+    def read_with(arguments: int) -> _Script:
+        world = World(dict(given), outside, size.gpus, now, FilesBeside(path).text_of, arguments)
+        interpreter = Interpreter(world)
+        interpreter.run(commands)
+        return _Script(interpreter, directives, *_training_line(interpreter, text))
+
+    try:
+        return read_with(0)
+    except _EndsEarly:
+        # As `if [ $# -ne 6 ]; then exit 1`: the number of arguments with which the script goes on.
+        for arguments in range(1, _MOST_ARGUMENTS + 1):
+            with suppress(_EndsEarly):
+                return read_with(arguments)
+        raise
 
 
 def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> ImportedScript:
@@ -151,7 +171,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     return _written(path, launch, flags, job, state.skipped)
 
 
-def _training_line(interpreter: Interpreter) -> tuple[Run, LaunchLine]:
+def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine]:
     """The only command of the script that trains."""
 
     def nested(words: Sequence[Value], line: int) -> list[Run]:
@@ -174,8 +194,10 @@ def _training_line(interpreter: Interpreter) -> tuple[Run, LaunchLine]:
     if not found and other is not None:
         architecture_of(other.entry, other.line)
     if not found and interpreter.state.exits:
-        message = "the script ends here before it trains; give what it asks for with --arg NAME=VALUE"
-        raise ScriptError(interpreter.state.exits[0], message)
+        usage = _USAGE.search(text)
+        shown = f" ({' '.join(usage[1].split())})" if usage is not None else ""
+        message = f"the script ends here before it trains; give what it asks for with --arg NAME=VALUE{shown}"
+        raise _EndsEarly(interpreter.state.exits[0], message)
     if not found:
         raise ScriptError(0, "starts no training program; a line such as torchrun pretrain_gpt.py is needed")
     return found[0]

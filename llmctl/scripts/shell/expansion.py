@@ -25,7 +25,7 @@ from llmctl.scripts.shell.values import (
     words_of,
 )
 
-_DEPTH = 20
+_DEPTH, _MOST_CHUNKS, _MOST_LETTERS = 20, 10_000, 1_000_000
 _ALL = ("@", "*")
 _DEFAULTS = (":-", "-", ":=", "=", ":+", "+", ":?", "?")
 
@@ -124,6 +124,7 @@ class Expansion:
                 chunks += self._arithmetic(part)
             else:
                 chunks += self._parameter(part)
+                _check_size(chunks, part)
         return chunks
 
     def _arithmetic(self, part: Arithmetic) -> Value:
@@ -267,6 +268,14 @@ class Expansion:
         raise ScriptError(part.line, f"${{{part.name}{operator}...}} cannot be read; write the value instead")
 
 
+def _check_size(chunks: Sequence[Chunk], part: Parameter) -> None:
+    """Stop at a value that grows with each line, as ``A=$A$A``."""
+    if len(chunks) > _MOST_CHUNKS or sum(len(chunk.text) for chunk in chunks) > _MOST_LETTERS:
+        raise ScriptError(
+            part.line, f"{part.shown} makes a value of more than {_MOST_CHUNKS:,} parts or {_MOST_LETTERS:,} letters"
+        )
+
+
 def matches(text: str, pattern: str) -> bool:
     """True if a whole text matches a pattern of the shell."""
     return re.match(translate(pattern), text, re.DOTALL) is not None
@@ -282,7 +291,7 @@ def _without(text: str, pattern: str, operator: str) -> str:
     return text
 
 
-def unset(name: str, line: int) -> Missing:
-    """The unknown value of a variable that nothing sets."""
+def unset(name: str, line: int, *, is_open: bool = False) -> Missing:
+    """The unknown value of a variable that nothing sets; conditions see it as empty unless ``is_open``."""
     what = f"the script's argument ${name}" if name.isdigit() else f"${name}"
-    return Missing(line, what, "is not set", name, stand_in="")
+    return Missing(line, what, "is not set", name, stand_in=None if is_open else "")

@@ -66,6 +66,7 @@ class World:
         outside: value of a variable that a shell or scheduler sets, by name and line.
         gpus: GPUs of a node, for scripts that count them; None if unknown.
         now: the time of the import, for ``date``.
+        arguments: number of the script's arguments, whose values are unknown unless given; 0 if unknown.
         beside: name and text of a file beside the script; None if the file is elsewhere.
     """
 
@@ -74,6 +75,7 @@ class World:
     gpus: int | None
     now: datetime
     beside: Callable[[Value], tuple[str, str] | None] = lambda _name: None
+    arguments: int = 0
 
 
 class Interpreter:
@@ -84,10 +86,13 @@ class Interpreter:
         self.world = world
         self.state = State()
         positional = {int(name): value for name, value in world.given.items() if name.isdigit()}
-        if positional:
+        count = max([*positional, world.arguments])
+        if count:
             self.state.positional = [
-                plain(positional[place], 0) if place in positional else absent(unset(str(place), 0))
-                for place in range(1, max(positional) + 1)
+                plain(positional[place], 0)
+                if place in positional
+                else absent(unset(str(place), 0, is_open=world.arguments > 0))
+                for place in range(1, count + 1)
             ]
         self._steps = self._depth = 0
         self.shell = ShellCommands(self)
@@ -138,7 +143,7 @@ class Interpreter:
                 return self._apart(command.body) if command.is_subshell else self.run(command.body)
             case Test():
                 words = [self.expansion.text(word) for word in command.words]
-                return decide(words, command.line, self.number, self._keep_match)
+                return decide(words, command.line, self.number, self.state.keep_match)
             case ArithmeticCommand():
                 return self.arithmetic(command.expression, command.line)
             case Function():
@@ -151,9 +156,6 @@ class Interpreter:
         result = self.run(body)
         self.state = self.state.with_variables_of(before)
         return result
-
-    def _keep_match(self, found: Sequence[str], line: int) -> None:
-        self.state.variables["BASH_REMATCH"] = [plain(text, line) for text in found]
 
     def number(self, text: str, line: int) -> int | None:
         """The value of an arithmetic expression; None if unknown."""
@@ -176,17 +178,16 @@ class Interpreter:
 
     def source(self, words: Sequence[Value], line: int) -> Truth | None:
         """Walk through a file beside the script; None if the file is elsewhere. All its lines count as ``line``."""
-        found = self.world.beside(words[1]) if len(words) > 1 else None
-        if found is None:
+        if len(words) < 2 or (found := self.world.beside(words[1])) is None:
             return None
         name, text = found
-        before = self.state.positional
-        self.state.positional = list(words[2:]) or before
+        before, self.state.positional = self.state.positional, list(words[2:]) or self.state.positional
         try:
             with self._deeper(line, name):
                 result = self.run(read_script(text, line, [line] * (len(text) + 1)))
         except ScriptError as error:
-            raise ScriptError(error.line, f"{error.problem} (in {name}, read here)") from None
+            where = "" if error.problem.endswith("read here)") else f" (in {name}, read here)"
+            raise ScriptError(error.line, f"{error.problem}{where}") from None
         self.state.positional = before if len(words) > 2 else self.state.positional
         self.state.leaving = "" if self.state.leaving == "return" else self.state.leaving
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmctl.scripts.shell.syntax import Block
@@ -85,6 +85,10 @@ class State:
             skipped=list(self.skipped),
             exits=list(self.exits),
         )
+
+    def keep_match(self, parts: Sequence[str], line: int) -> None:
+        """Set BASH_REMATCH to the parts that a ``=~`` matched."""
+        self.variables["BASH_REMATCH"] = [plain(text, line) for text in parts]
 
     def hide(self, name: str) -> None:
         """Make a variable local to the function that runs now."""

@@ -46,7 +46,7 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
         (f"{TRAIN} \\\n --micro-batch-size zero", r"line 2: --micro-batch-size \(training.micro_batch_size\): 'zero'"),
         (f"DATA=<Specify path>\n{TRAIN} --save $DATA", r"line 1: --save: <Specify path> is a place .*--arg DATA=VALUE"),
         (f"#SBATCH --time=soon\n{TRAIN}", r"line 1: #SBATCH --time soon: the number or time cannot be read"),
-        (f"[ -z $1 ] && exit 1\n{TRAIN}", r"line 1: the script ends here before it trains"),
+        (f"exit 1\n{TRAIN}", r"line 1: the script ends here before it trains"),
         ("f() { f; }\nf", r"line 1: f calls itself"),
         (f"{TRAIN} --deepspeed_config c.json\n", None),
         ("echo '{' > c.json\n" + f"{TRAIN} --deepspeed_config c.json", r"line 2: c.json: is not valid JSON"),

@@ -192,6 +192,11 @@ def test_a_missing_file_is_that_of_a_first_run_unless_the_script_would_end() -> 
         ("A=B; B=A\nC=$((A))", 2, "defined by itself"),
         ("f() { f; }\nf", 1, "calls itself"),
         ("while true; do x=1; done", 1, "may never end"),
+        (
+            "A=x\n" + "A=$A$A$A$A$A$A$A$A$A$A\n" * 14,
+            6,
+            "$A makes a value of more than 10,000 parts or 1,000,000 letters",
+        ),
         ("x=$(( ${y", 1, "never closes"),
         ("[[ -f a", 1, "never closes with ]]"),
     ],
