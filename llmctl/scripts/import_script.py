@@ -25,6 +25,7 @@ from llmctl.scripts.flag_meaning import (
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.outside import outside_value
+from llmctl.scripts.precision_meaning import divide_fp8, put_bf16
 from llmctl.scripts.program_meaning import put_program
 from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
@@ -164,7 +165,9 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
         place = path.parent / name
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
-    flags = read_flags(group_flags(launch.arguments, launch.line), file_text)
+    groups, asking_fp8 = divide_fp8(group_flags(launch.arguments, launch.line), given)
+    flags = read_flags(groups, file_text)
+    put_bf16(asking_fp8, flags)
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
     put_start(flags)
     job = job_meaning(script.directives, launch, script.run.environment)

@@ -116,6 +116,7 @@ ALIASES: dict[str, Alias] = {
 
 _FUSION = "kernels are selected for the device; the result is the same"
 _CORE = "this trainer has a single implementation of the model"
+_FP8 = "fp8 training is not supported; leave out the --fp8 flags and train with --bf16 (of a script: --arg fp8=bf16)"
 _FP8_DETAIL = "the flag only matters for fp8 training, which --fp8-format requests"
 _OVERLAP = "communication and computation overlap wherever the backend allows"
 _BALANCED = "stages are always balanced by cost, including embedding and loss"
@@ -264,9 +265,9 @@ REFUSED: dict[str, str] = {
     "cpu-offloading": _OFFLOAD,
     "cpu-offloading-num-layers": _OFFLOAD,
     "qk-l2-norm": "a norm of queries and keys without weights is not supported; use --qk-layernorm",
-    "fp8-format": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
-    "fp8-hybrid": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
-    "fp8-e4m3": "fp8 training is not supported; leave out the --fp8 flags and train with --bf16",
+    "fp8-format": _FP8,
+    "fp8-hybrid": _FP8,
+    "fp8-e4m3": _FP8,
     "rampup-batch-size": "the global batch size is constant; leave the flag out",
     "use-checkpoint-opt-param-scheduler": "the learning rate follows the config; give the schedule of the checkpoint's "
     "config by --lr, --min-lr, --lr-decay-style, --lr-decay-iters and --lr-warmup-iters",

@@ -32,6 +32,8 @@ _TANUKI = {
     **{"num_layers": "2", "hidden_size": "32", "num_attn_heads": "4", "seq_len": "16", "global_batch_size": "2"},
     **{"mp_size": "1", "pp_size": "1", "train_tokens": "320", "train_samples": "40", "lr_warmup_tokens": "64"},
 }
+FP8 = ("geniac_llama3_8b", "tsubame_llama3_8b", "tsubame_mixtral_8x7b")
+"""Scripts that ask for fp8; they are trained in bf16."""
 _NEEDED = {"tanuki_phase1": {"input_tokenizer_file": "/data/tokenizer.model", "output_model_dir": "/data/model/"}}
 
 
@@ -40,9 +42,9 @@ def path_of(name: str) -> Path:
 
 
 def given_to(name: str, *, is_small: bool = False) -> dict[str, str]:
-    """Variables given to a script with --arg."""
+    """Arguments given to a script with --arg."""
     sizes = (_TANUKI if name == "tanuki_phase1" else SMALL) if is_small else {}
-    return {**_NEEDED.get(name, {}), **sizes}
+    return {**_NEEDED.get(name, {}), **sizes, **({"fp8": "bf16"} if name in FP8 else {})}
 
 
 def statuses(name: str) -> dict[str, str]:

@@ -6,14 +6,14 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from llmctl.errors import UsageError
 from llmctl.scripts.import_script import import_script
+from tests.llmctl.scripts.published_machine import train_all
 from tests.llmctl.scripts.published_scripts import (
+    FP8,
     NAMES,
     NOW,
     PAGE,
@@ -23,40 +23,33 @@ from tests.llmctl.scripts.published_scripts import (
     statuses,
 )
 from tests.rank_server import rank_context
-from tests.resume_torture import free_port
 from tests.waiting import HANG_S
 from trainer.config.blends import parse_blend
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config, load_config
 
-REFUSED: dict[str, set[str]] = dict.fromkeys(
-    ("geniac_llama3_8b", "tsubame_llama3_8b", "tsubame_mixtral_8x7b"), {"fp8-format"}
-)
-"""Script -> flags that the trainer refuses. Such a script is read without them."""
-
-
-def readable(name: str, folder: Path) -> Path:
-    """The script without its refused flags."""
-    text = path_of(name).read_text(encoding="utf-8")
-    for flag in REFUSED.get(name, ()):
-        text = re.sub(rf'--{flag}(?![\w-])( [^-\s\\"][^\s\\"]*)?', "", text)
-    path = folder / f"{name}.sh"
-    path.write_text(text, encoding="utf-8")
-    return path
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_of_a_published_script(name: str) -> None:
     refused = {flag for flag, status in statuses(name).items() if status == "refused"}
-    assert refused == REFUSED.get(name, set())
-    if refused:
-        with pytest.raises(UsageError, match=rf"^{name}, line \d+: --[\w-]+: "):
-            import_script(path_of(name), name, given_to(name), NOW)
+    assert refused == ({"fp8-format"} if name in FP8 else set())
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_is_refused_with_the_argument_that_trains_in_bf16(name: str) -> None:
+    given = {key: value for key, value in given_to(name).items() if key != "fp8"}
+    with pytest.raises(UsageError) as caught:
+        import_script(path_of(name), name, given, NOW)
+    sentence = "--fp8-format: fp8 training is not supported; --arg fp8=bf16 trains this script in bf16"
+    assert re.fullmatch(rf"{name}, line \d+: {sentence}", str(caught.value))
+    found = import_script(path_of(name), name, given_to(name), NOW)
+    assert found.sections["training"]["bf16"] is True
+    assert any("trains in bf16 instead of fp8, as --arg fp8=bf16 says" in remark for remark in found.remarks)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_written_config_loads_to_the_same_values(name: str, tmp_path: Path) -> None:
-    script = readable(name, tmp_path)
+    script = path_of(name)
     found = import_script(script, name, given_to(name), NOW)
     written = tmp_path / "config.yaml"
     written.write_text(found.text, encoding="utf-8")
@@ -68,12 +61,12 @@ def test_a_written_config_loads_to_the_same_values(name: str, tmp_path: Path) ->
         assert flag in text[int(line) - 1]
 
 
-def imported(name: str, folder: Path) -> TrainConfig:
-    return build_config(import_script(readable(name, folder), name, given_to(name), NOW).sections)
+def imported(name: str) -> TrainConfig:
+    return build_config(import_script(path_of(name), name, given_to(name), NOW).sections)
 
 
-def test_launchers_and_directives_become_keys_of_the_job(tmp_path: Path) -> None:
-    jobs = {name: imported(name, tmp_path).job for name in NAMES}
+def test_launchers_and_directives_become_keys_of_the_job() -> None:
+    jobs = {name: imported(name).job for name in NAMES}
     sizes = {name: (job.nodes, job.gpus_per_node, job.resource_type, job.time) for name, job in jobs.items()}
     assert sizes == {
         "abci_gpt": (1, None, "rt_G.small", "1:00:00"),
@@ -91,8 +84,8 @@ def test_launchers_and_directives_become_keys_of_the_job(tmp_path: Path) -> None
     assert jobs["geniac_llama3_8b"].env == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
-def test_the_entry_point_decides_the_architecture(tmp_path: Path) -> None:
-    found = {name: imported(name, tmp_path).model.architecture for name in NAMES}
+def test_the_entry_point_decides_the_architecture() -> None:
+    found = {name: imported(name).model.architecture for name in NAMES}
     assert {name: kind for name, kind in found.items() if kind != "decoder"} == {
         "bert": "bert",
         "bert_distributed": "bert",
@@ -100,16 +93,16 @@ def test_the_entry_point_decides_the_architecture(tmp_path: Path) -> None:
     }
 
 
-def test_values_of_a_script_with_arguments_branches_and_a_here_document(tmp_path: Path) -> None:
-    config = imported("tanuki_phase1", tmp_path)
+def test_values_of_a_script_with_arguments_branches_and_a_here_document() -> None:
+    config = imported("tanuki_phase1")
     assert config.checkpoint.save == "/data/model/checkpoint/gpt_1.3B_tok300B_z1_pp2"
     assert config.data.tokenizer_model == "/data/tokenizer.model"
     assert config.parallel.zero_stage == 1 and config.training.loss_scale_window == 500
     assert config.training.initial_loss_scale == 2.0**11
 
 
-def test_the_first_run_of_a_script_loads_its_starting_checkpoint(tmp_path: Path) -> None:
-    config = imported("tsubame_llama3_8b", tmp_path)
+def test_the_first_run_of_a_script_loads_its_starting_checkpoint() -> None:
+    config = imported("tsubame_llama3_8b")
     assert config.checkpoint.load == "/data/hf-to-megatron/tp2-pp2" and config.checkpoint.no_load_optim
     assert [part.prefix for part in parse_blend("data.data_path", config.data.data_path)] == [
         "/data/ja_wiki_text_document",
@@ -117,53 +110,25 @@ def test_the_first_run_of_a_script_loads_its_starting_checkpoint(tmp_path: Path)
     ]
 
 
-def small_config(name: str, folder: Path) -> dict[str, Any]:
-    """The script's config with small sizes, and without the paths of its machine."""
-    sections = import_script(readable(name, folder), name, given_to(name, is_small=True), NOW).sections
-    values: dict[str, Any] = {section: dict(keys) for section, keys in sections.items() if section != "job"}
-    values["model"] |= {"vocab_size": 128, "make_vocab_size_divisible_by": 8}
-    values["training"] |= {"device": "cpu", "kernel_backend": "reference", "eval_iters": 1}
-    values["data"] = {"mock_data": True, "num_workers": 0}
-    values["checkpoint"] = {}
-    values["logging"] = {"log_interval": 1}
-    return values
-
-
-def train_all(folders: list[Path]) -> None:
-    """Train every folder's config in this process, one after the other."""
-    from trainer.__main__ import main
-
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(nowhere, descriptor)
-    for folder in folders:
-        os.environ |= {
-            **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LLMCTL_ATTEMPT"), "1"),
-            **{"LLMCTL_RUN_DIR": str(folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
-        }
-        (folder / "code").write_text(str(main(["pretrain", "--config", str(folder / "config.yaml")])))
-
-
-def test_every_published_script_trains_ten_steps(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in NAMES]
-    for folder in folders:
-        (folder / "attempts" / "1").mkdir(parents=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(small_config(folder.name, tmp_path)), encoding="utf-8")
-    process = rank_context().Process(target=train_all, args=(folders,))
+def test_every_published_script_trains_ten_steps_on_its_own_files(home: Path) -> None:
+    """With the precision, data, tokenizer and checkpoints of the script; only sizes are smaller, and fp8 is bf16."""
+    process = rank_context().Process(target=train_all, args=(home, NAMES, dict(os.environ)))
     process.start()
     try:
         process.join(timeout=HANG_S)
     finally:
         process.kill()
         process.join(timeout=HANG_S)
-    for folder in folders:
-        log = folder / "attempts" / "1" / "rank-00000.log"
-        told = log.read_text() if log.exists() else ""
-        assert (folder / "code").exists() and (folder / "code").read_text() == "0", f"{folder.name}: {told}"
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        losses = [row["lm_loss"] for row in rows if "lm_loss" in row]
-        assert len(losses) == 10 and all(0 < loss < 20 for loss in losses), folder.name
+    for name in NAMES:
+        run_dir = home / "runs" / name
+        log = run_dir / "attempts/1/rank-00000.log"
+        told = log.read_text() if log.exists() else (home / "log").read_text(errors="replace")
+        assert (run_dir / "code").exists() and (run_dir / "code").read_text() == "0", f"{name}: {told}"
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        losses = {row["iteration"]: row["lm_loss"] for row in rows if "lm_loss" in row}
+        # Without --finetune a start goes on at its own iteration, 1.
+        assert [*losses] == [*range(2 if name.startswith("tsubame") else 1, 11)], name
+        assert all(0 < loss < 20 for loss in losses.values()), name
 
 
 def test_the_table_of_flags_is_current() -> None:
