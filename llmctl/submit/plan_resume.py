@@ -64,7 +64,8 @@ def plan_resume(
     asks = not (dry_run and job.is_remote)
     if problems := [*resume_problems(record, job), *(_model_problems(job, flags, session) if asks else ())]:
         raise resolved.error(problems)
-    warnings += check_job(session, resolved, job, [_trainer_snapshot(record)], dry_run=dry_run)
+    checked = _without_used_start(job, session) if asks else job
+    warnings += check_job(session, resolved, checked, [_trainer_snapshot(record)], dry_run=dry_run)
     # The nodes were left out for a fault that may be mended by now.
     if spec.exclude and "job.exclude" not in {flag.key for flag in flags}:
         warnings.append(f"leaves out {', '.join(spec.exclude)}, as before; --exclude '' leaves out none")
@@ -109,6 +110,23 @@ def _model_problems(job: Job, flags: Sequence[Flag], session: ClusterSession) ->
     from llmctl.submit.checks.resumed_model import resumed_model_problems
 
     return resumed_model_problems(job, job.config, flags, session.transport)
+
+
+def _without_used_start(job: Job, session: ClusterSession) -> Job:
+    """The job without its start point, if it goes on from a checkpoint of its own: the start may be gone by then."""
+    config = job.config
+    if config is None or config.checkpoint.load is None:
+        return job
+    from llmctl.site.container import on_host
+    from trainer.config.foreign_formats import Listing
+
+    folder = config.checkpoint.save or f"{job.run_dir}/checkpoints"
+    place = on_host(folder, (*job.profile.container.mounts, *job.spec.mounts)) or folder
+    (names,) = session.transport.list_names([place])
+    if not Listing(names).holds_checkpoints:
+        return job
+    own = config.checkpoint.model_copy(update={"load": None, "exit_on_missing_checkpoint": False})
+    return replace(job, config=config.model_copy(update={"checkpoint": own}))
 
 
 def _trainer_snapshot(record: RunRecord) -> PathCheck:

@@ -86,6 +86,8 @@ _ARCHITECTURE_KEYS = (
 def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
     """Reject a start point that is missing or indistinguishable from own checkpoints, and a folder of another program.
 
+    A run that has checkpoints of its own goes on from them, so that its start point may be gone.
+
     Raises:
         ConfigError: names the key.
     """
@@ -103,8 +105,9 @@ def check_start_point(config: CheckpointConfig, save: Path | None) -> None:
             f"{save} is also checkpoint.load, of which {config.part_left_out} takes a part only, so that an attempt "
             "could not tell the start from its own checkpoints; choose another folder to save in",
         )
+    has_own = save is not None and find_latest(save)[0] is not None
     foreign = foreign_format(load)
-    if foreign is ForeignFormat.HUGGING_FACE or is_gguf(load):
+    if has_own or foreign is ForeignFormat.HUGGING_FACE or is_gguf(load):
         return
     if foreign is not None:
         raise ConfigError("checkpoint.load", f"{load} {foreign.problem}")

@@ -251,6 +251,23 @@ def test_a_run_that_may_not_have_ended_is_refused(tmp_path, sleeper):
         check_ended(make_run(tmp_path, "d-1").submit(None, age_s=1).record, SESSION)
 
 
+def test_a_run_with_checkpoints_of_its_own_goes_on_without_its_start_point(home, capsys):
+    config = {"model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}, "data": {"mock_data": True}}
+    config |= {"training": {"train_iters": 2, "seq_length": 8, "device": "cpu"}, "optimizer": {"lr": 1e-3}}
+    (home / "c.yaml").write_text(json.dumps(config))
+    words = ["submit", "c.yaml", "--cluster", "local", "--follow"]
+    assert main([*words, "--run-id", "first", "--set", f"checkpoint.save={home}/start"]) == 0
+    load = ["--set", f"checkpoint.load={home}/start", "--set", "training.train_iters=3"]
+    assert main([*words, "--run-id", "second", *load]) == 0
+    shutil.rmtree(home / "start")
+    assert main(["resume", "second", "--follow", "--set", "training.train_iters=4"]) == 0
+    rows = [json.loads(line) for line in (home / "runs/second/metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows if "lm_loss" in row] == [3, 4]
+    shutil.rmtree(home / "runs/second/checkpoints")
+    assert main(["resume", "second", "--set", "training.train_iters=5"]) == 3
+    assert f"checkpoint.load: there is no {home}/start" in capsys.readouterr().err
+
+
 def test_an_unknown_run_is_refused_with_the_known_runs(home, capsys, sleeper):
     RunIndex(home / "state" / "llmctl").add(make_run(home / "runs", "alpha-1").submit(sleeper).record)
     assert main(["resume", "beta"]) == 5

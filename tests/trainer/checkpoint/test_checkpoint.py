@@ -263,6 +263,7 @@ def test_start_point_is_checked_before_anything_starts(tmp_path):
         check_start_point(CheckpointConfig(load=str(fake(tmp_path, 3))), None)
     with pytest.raises(ConfigError, match="choose another folder"):
         check_start_point(CheckpointConfig(load=nothing, finetune=True), tmp_path / "nothing")
+    check_start_point(CheckpointConfig(load=nothing), tmp_path)  # which holds a checkpoint by now
 
 
 def start_from(_rank, _world_size, folder, save_in, **keys):
