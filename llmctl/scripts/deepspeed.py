@@ -21,6 +21,8 @@ _NONE = ("none", None)
 def read_deepspeed(text: str, line: int, name: str) -> Iterator[tuple[str, str, Any]]:
     """Path in the JSON, dotted key, and value, for each entry with a meaning for the training config.
 
+    The value is None where the entry asks for what the config does without the key.
+
     Raises:
         ScriptError: the text is not a JSON object, or asks for what this trainer does not do.
     """
@@ -65,6 +67,8 @@ def _fp16(section: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         return
     if section.get("loss_scale") not in (*_AUTO, 0):
         yield "fp16.loss_scale", "training.loss_scale", section["loss_scale"]
+    elif section.get("loss_scale") != "auto":
+        yield "fp16.loss_scale", "training.loss_scale", None
     if isinstance(section.get("initial_scale_power"), int):
         yield "fp16.initial_scale_power", "training.initial_loss_scale", 2.0 ** section["initial_scale_power"]
     for name, key in _FP16.items():

@@ -20,6 +20,7 @@ _OUTPUT = "output goes to the run directory; see llmctl logs"
 _PROFILE = "the cluster's profile decides this"
 _MAIL = "these words for mail have no counterpart; give --notify mailto:ADDRESS and --notify-on EVENTS"
 _LAYOUT = "runs begin in their run directory"
+_ARRAY = "an array of jobs becomes one job; submit the script once for each number, given with --arg"
 _SGE_EXCLUDED = re.compile(r"!\(?([^()!&*?]+)\)?")
 """Names of hosts that a job shall not have, as in ``h=!(n1|n2)``; see complex(5), RESTRING."""
 _SGE_LIMITS = frozenset(
@@ -37,6 +38,7 @@ class JobWord:
         key: of the job section; empty without a counterpart.
         value: for the key.
         reason: sentence for a word without a counterpart.
+        is_told: True if the loss changes what runs, which the user is told before the job is queued.
     """
 
     line: int
@@ -44,6 +46,7 @@ class JobWord:
     key: str = ""
     value: Any = None
     reason: str = ""
+    is_told: bool = False
 
 
 def read_directives(text: str) -> list[JobWord]:
@@ -64,9 +67,22 @@ def read_directives(text: str) -> list[JobWord]:
         reader = {"$": _sge, "SBATCH": _slurm, "PBS": _pbs, "BSUB": _lsf}[match[1]]
         for option, value in _options(words):
             shown = f"#{match[1]} {option}{f' {value}' if value else ''}"
+            if _is_array(match[1], option, value):
+                found.append(JobWord(number, shown, reason=_ARRAY, is_told=True))
+                if option != "-J" or match[1] != "BSUB":
+                    continue
             found += [_checked(number, shown, *one) for one in reader(option, value)]
     has_address = any(word.key == "notify" for word in found)
     return [_without_address(word) if word.key == "notify_on" and not has_address else word for word in found]
+
+
+def _is_array(sign: str, option: str, value: str) -> bool:
+    """True for the words that make one script many jobs."""
+    if sign == "BSUB":
+        return option == "-J" and value.endswith("]")
+    if sign == "SBATCH":
+        return option == "--array" or option[:2] == "-a"
+    return option in {"$": ("-t",), "PBS": ("-J", "-t")}[sign]
 
 
 def _without_address(word: JobWord) -> JobWord:

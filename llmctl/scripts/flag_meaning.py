@@ -205,6 +205,29 @@ def _read_deepspeed(group: FlagGroup, found: FlagMeaning, file_text: Callable[[s
         found.without_effect.append((group.line, f"--{group.name} {name}", reason))
         return
     for path, key, value in read_deepspeed(text, group.line, name):
-        if key not in found.values:
+        if key in found.values:
+            _tell_contradiction(group, path, key, value, found)
+        elif value is not None:
             found.values[key] = value
             found.origins[key] = f"{path} of --{group.name}, line {group.line}"
+
+
+def _tell_contradiction(group: FlagGroup, path: str, key: str, value: Any, found: FlagMeaning) -> None:
+    """DeepSpeed's engine takes its JSON where a flag of Megatron-LM says something else."""
+    taken = found.values[key]
+    if _plain(taken) == _plain(value) or key == "logging.log_interval":
+        return
+    shown = "0 (a scale that adapts)" if value is None else str(value).lower() if isinstance(value, bool) else value
+    flag = found.origins.get(key, key).partition(",")[0]
+    reason = (
+        f"{path} says {shown}, which DeepSpeed's engine takes; this run takes {taken}, of {flag}: leave one of them"
+    )
+    found.remarks.append((group.line, f"--{group.name}", reason))
+
+
+def _plain(value: Any) -> Any:
+    """A value that compares equal however a flag or a JSON writes it."""
+    try:
+        return float(value) if not isinstance(value, bool) else str(value).lower()
+    except (TypeError, ValueError):
+        return str(value).lower()

@@ -22,6 +22,7 @@ from llmctl.scripts.flag_meaning import (
     group_flags,
     read_flags,
 )
+from llmctl.scripts.folder_meaning import bind, put_folder
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.outside import outside_value
@@ -159,16 +160,17 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     architecture = architecture_of(launch.entry, launch.line)
 
     def file_text(name: str) -> str | None:
-        written = state.files.get(name)
+        written = state.files.get(name) or state.files.get(name.removeprefix("./."))
         if written is not None:
             return text_of(written) if missing_of(written) is None else None
         place = path.parent / name
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
-    groups, asking_fp8 = divide_fp8(group_flags(launch.arguments, launch.line), given)
+    groups, asking_fp8 = divide_fp8(group_flags(bind(launch.arguments, launch.folder), launch.line), given)
     flags = read_flags(groups, file_text)
     put_bf16(asking_fp8, flags)
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
+    put_folder(launch.folder, flags)
     put_start(flags)
     job = job_meaning(script.directives, launch, script.run.environment)
     return _written(path, launch, flags, job, state.skipped)
@@ -179,6 +181,7 @@ def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine
 
     def nested(words: Sequence[Value], line: int) -> list[Run]:
         before = len(interpreter.state.runs)
+        interpreter.state.variables["PWD"] = run.folder
         interpreter.shell.nested(words, line)
         return interpreter.state.runs[before:]
 
@@ -229,6 +232,7 @@ def _written(
         config,
         [
             ("Differs from Megatron-LM:", sorted(flags.remarks)),
+            ("Differs from the script's job:", sorted(job.remarks)),
             ("Flags without effect here:", sorted(flags.without_effect)),
             (
                 "Words of scheduler, launcher and environment that llmctl replaces:",
@@ -240,7 +244,8 @@ def _written(
     checked = config.model_dump(mode="json")
     plain_sections = {name: {key: checked[name][key] for key in values} for name, values in sections.items()}
     remarks = tuple(
-        f"{f'line {line}: ' if line else ''}{words}: {reason}" for line, words, reason in sorted(flags.remarks)
+        f"{f'line {line}: ' if line else ''}{words}: {reason}"
+        for line, words, reason in sorted([*flags.remarks, *job.remarks])
     )
     return ImportedScript(plain_sections, text, ignored, remarks)
 

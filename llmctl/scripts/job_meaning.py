@@ -32,11 +32,13 @@ class JobMeaning:
         values: key of the section -> value.
         origins: key, or ``env.NAME``, -> words and line.
         without_effect: line, words and reason.
+        remarks: those of them that change what runs, and what is read in another way.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     without_effect: list[tuple[int, str, str]] = field(default_factory=list)
+    remarks: list[tuple[int, str, str]] = field(default_factory=list)
 
     def put(self, key: str, value: Any, text: str, line: int) -> None:
         """Set a key; mounts and variables are added to those before."""
@@ -64,7 +66,8 @@ def job_meaning(directives: Sequence[JobWord], launch: LaunchLine, environment: 
         if word.key:
             job.put(word.key, word.value, word.text, word.line)
         else:
-            job.without_effect.append((word.line, word.text, word.reason))
+            told = job.remarks if word.is_told else job.without_effect
+            told.append((word.line, word.text, word.reason))
     _put_sizes(launch, job)
     _put_environment({**environment, **launch.environment}, launch.line, job)
     return job
@@ -78,9 +81,18 @@ def _put_sizes(launch: LaunchLine, job: JobMeaning) -> None:
             job.put(key, number, shown, line)
         elif shown and key not in job.values:
             job.without_effect.append((line, shown, f"the number is known only inside the job; give {_FLAGS[key]}"))
-    _put_ranks(*sizes.get(RANKS, (None, 0, "")), sizes.get(NODES, (None, 0, ""))[0], NODES in sizes, job)
+    ranks, line, shown = sizes.get(RANKS, (None, 0, ""))
+    if (ranks or 0) > 1 and not job.values.keys() & {"nodes", "gpus_per_node"} and not _counts_machines(launch):
+        reason = f"{ranks} ranks become {ranks} GPUs of one node, because nothing says how many a node has; "
+        job.remarks.append((line, shown, f"{reason}give --nodes and --gpus-per-node for more nodes"))
+    _put_ranks(ranks, line, shown, sizes.get(NODES, (None, 0, ""))[0], NODES in sizes, job)
     if not launch.programs and not job.values.keys() & {"nodes", "gpus_per_node"}:
         job.put("gpus_per_node", 1, "one process without a launcher", launch.line)
+
+
+def _counts_machines(launch: LaunchLine) -> bool:
+    """True for accelerate, whose ranks are those of one machine unless it says another number."""
+    return any(program.startswith("accelerate") for program in launch.programs)
 
 
 def _put_ranks(ranks: int | None, line: int, shown: str, nodes: int | None, has_nodes: bool, job: JobMeaning) -> None:

@@ -44,6 +44,7 @@ class LaunchLine:
         words: words of launchers, with their keys of the job section or a reason.
         environment: variables of the line itself and of its launchers.
         programs: the launchers, from the outermost.
+        folder: in which the program starts.
     """
 
     line: int
@@ -53,6 +54,7 @@ class LaunchLine:
     words: list[JobWord] = field(default_factory=list)
     environment: dict[str, Value] = field(default_factory=dict)
     programs: list[str] = field(default_factory=list)
+    folder: Value = ()
 
     @property
     def trains(self) -> bool:
@@ -70,7 +72,7 @@ def read_launch_line(run: Run, nested: Callable[[Sequence[Value], int], list[Run
     Raises:
         ScriptError: an unknown launcher in front of a training program.
     """
-    found = LaunchLine(run.line)
+    found = LaunchLine(run.line, folder=run.folder)
     words = list(run.words)
     for _ in range(_MAX_LAYERS):
         if not words:
@@ -84,7 +86,7 @@ def read_launch_line(run: Run, nested: Callable[[Sequence[Value], int], list[Run
             inner = _shell_command(words, run, nested)
             if inner is None:
                 return None
-            words = list(inner.words)
+            words, found.folder = list(inner.words), inner.folder
         elif _PYTHON.fullmatch(name):
             if not _read_python(words, found):
                 return found if found.entry else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from llmctl.scripts.shell.folders import here
 from llmctl.scripts.shell.values import Missing, Value, absent, plain
 
 _HERE = frozenset(("PWD", "SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "SGE_O_WORKDIR", "LS_SUBCWD", "PJM_O_WORKDIR"))
@@ -49,7 +50,7 @@ def outside_value(name: str, line: int, size: JobSize, script: str) -> Value | N
     if name == "HOME":
         return plain("~", line)
     if name in _HERE:
-        return plain(".", line)
+        return here(line)
     if name in ("0", "BASH_SOURCE"):
         return plain(f"./{script}", line)
     if name == "?":

@@ -143,9 +143,8 @@ class Expansion:
         elif part.operator == "length":
             return [Chunk(self._length(known), part.line, quoted=True)]
         elif known is not None and part.operator:
-            known = (
-                [self._changed(one, part) for one in known] if isinstance(known, list) else self._changed(known, part)
-            )
+            changed = [_bound_as(one, self._changed(one, part)) for one in _items(known)]
+            known = changed if isinstance(known, list) else changed[0]
         if known is None:
             known = absent(unset(part.name, part.line))
         sign = part.name if part.index is None else text_of(self.text(part.index))
@@ -274,6 +273,17 @@ def _check_size(chunks: Sequence[Chunk], part: Parameter) -> None:
         raise ScriptError(
             part.line, f"{part.shown} makes a value of more than {_MOST_CHUNKS:,} parts or {_MOST_LETTERS:,} letters"
         )
+
+
+def _items(value: Variable) -> list[Value]:
+    return value if isinstance(value, list) else [value]
+
+
+def _bound_as(before: Value, after: Value) -> Value:
+    """A value after a change of its text, which is as bound to a folder as before."""
+    if not any(chunk.is_here for chunk in before):
+        return after
+    return tuple(replace(chunk, is_here=chunk.is_here or not place) for place, chunk in enumerate(after))
 
 
 def matches(text: str, pattern: str) -> bool:

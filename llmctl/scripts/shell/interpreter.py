@@ -17,6 +17,7 @@ from llmctl.scripts.shell.assigning import assign
 from llmctl.scripts.shell.command_reader import read_script
 from llmctl.scripts.shell.conditions import UNKNOWN, YES, Truth, decide
 from llmctl.scripts.shell.expansion import Expansion, Unknown, matches, unset
+from llmctl.scripts.shell.folders import below, bound, folder_of
 from llmctl.scripts.shell.outputs import output_of
 from llmctl.scripts.shell.shell_commands import SHELL_COMMANDS, ShellCommands
 from llmctl.scripts.shell.state import Run, State, merge
@@ -233,7 +234,7 @@ class Interpreter:
             for assignment in command.assignments:
                 self.assign(assignment)
             return YES
-        name = text_of(words[0])
+        name, line = text_of(words[0]), command.line
         if name in SHELL_COMMANDS and [text_of(word) for word in words[:2]] not in _STARTING:
             return self.shell.run(name, command, words)
         if name in self.state.functions:
@@ -243,7 +244,7 @@ class Interpreter:
         environment = self.state.environment()
         for assignment in command.assignments:
             environment[assignment.name] = named_after(self.expansion.text(assignment.value), assignment.name)
-        self.state.runs.append(Run(command.line, tuple(words), environment))
+        self.state.runs.append(Run(command.line, tuple(words), environment, folder_of(self.state, line)))
         return YES if name.rpartition("/")[2] in _HARMLESS else UNKNOWN
 
     def _chain(self, chain: Chain) -> Truth:
@@ -375,7 +376,7 @@ class Interpreter:
             first, second = self.expansion.words(command.first.words), command.rest[0][1]
             then = self.expansion.words(second.words) if isinstance(second, Simple) else []
             is_folder = [text_of(word) for word in (*first[:1], *then)] == ["cd", "pwd"] and len(first) == 2
-            return first[1] if is_folder else None
+            return below(folder_of(self.state, line), first[1], line) if is_folder else None
         if not isinstance(command, Simple):
             return None
         words = self.expansion.words(command.words)
@@ -384,7 +385,7 @@ class Interpreter:
         if words and text_of(words[0]) == "echo" and len(words) > 1:
             return tuple(chunk for word in words[1:] for chunk in (*word, Chunk(" ", line)))[:-1]
         text = output_of(words, lambda expression: self.number(expression, line), self.world.now)
-        return None if text is None else plain(text, line)
+        return None if text is None else bound(words, text, self.state, line)
 
     def _pipe_output(self, pipeline: Pipeline) -> Value | None:
         commands = [self.expansion.words(one.words) for one in pipeline.commands if isinstance(one, Simple)]

@@ -8,6 +8,7 @@ from typing import Protocol
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.conditions import NO, UNKNOWN, YES, Truth, decide
 from llmctl.scripts.shell.expansion import Expansion
+from llmctl.scripts.shell.folders import change_folder
 from llmctl.scripts.shell.reading import variables_read
 from llmctl.scripts.shell.state import State
 from llmctl.scripts.shell.syntax import Assignment, Simple
@@ -20,9 +21,6 @@ _READING = ("read", "mapfile", "readarray", "getopts", "select")
 _NOTHING = (
     "set",
     "shopt",
-    "cd",
-    "pushd",
-    "popd",
     "trap",
     "ulimit",
     "umask",
@@ -207,6 +205,11 @@ class ShellCommands:
         del command, words
         return YES
 
+    def change_folder(self, command: Simple, words: list[Value]) -> Truth:
+        """``cd``, ``pushd`` and ``popd``."""
+        change_folder(self._interpreter.state, words, command.line)
+        return YES
+
     def fail(self, command: Simple, words: list[Value]) -> Truth:
         """``false``."""
         del command, words
@@ -256,6 +259,7 @@ SHELL_COMMANDS: dict[str, Callable[[ShellCommands, Simple, list[Value]], Truth]]
     **dict.fromkeys(("source", "."), ShellCommands.source),
     **dict.fromkeys(_READING, ShellCommands.read),
     **dict.fromkeys(_NOTHING, ShellCommands.succeed),
+    **dict.fromkeys(("cd", "pushd", "popd"), ShellCommands.change_folder),
     **dict.fromkeys(("true", ":"), ShellCommands.succeed),
     **dict.fromkeys(("[", "test"), ShellCommands.test),
     **dict.fromkeys(("echo", "printf"), ShellCommands.write),

@@ -20,11 +20,13 @@ class Run:
         line: of the script.
         words: the command and its arguments.
         environment: exported variables, and those set for this command alone.
+        folder: in which the command runs; ``.`` is the one in which the script starts.
     """
 
     line: int
     words: tuple[Value, ...]
     environment: Mapping[str, Value]
+    folder: Value = ()
 
     @property
     def name(self) -> str:

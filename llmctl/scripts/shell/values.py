@@ -43,6 +43,7 @@ class Chunk:
         divides: True for the value of an unquoted variable, which white space divides into words.
         missing: set if the text is unknown.
         is_break: True for the boundary between two items of an array.
+        is_here: True for a path that the script found from the folder in which it starts; no ``cd`` moves it.
     """
 
     text: str
@@ -51,6 +52,7 @@ class Chunk:
     divides: bool = False
     missing: Missing | None = None
     is_break: bool = False
+    is_here: bool = False
 
 
 Value = tuple[Chunk, ...]
