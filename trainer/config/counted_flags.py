@@ -1,14 +1,15 @@
 """Flags that count the length of a training in samples or tokens. Torch-free.
 
 Keys count iterations. With a constant global batch a number of samples or tokens is a number of iterations, which for
-a learning-rate schedule may be a fraction.
+a learning-rate schedule may be a fraction. With a batch that grows, the keys of a schedule count full batches.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from trainer.config.sections.batch_sizes import BatchSizes, can_grow
 
 _KEYS = {
     "train": "training.train_iters",
@@ -18,6 +19,7 @@ _KEYS = {
 }
 COUNTED = {f"{name}-{unit}": key for name, key in _KEYS.items() for unit in ("samples", "tokens")}
 """Flag -> dotted key that counts the same in iterations. Those in tokens are Megatron-DeepSpeed's."""
+_RAMP = "training.rampup_batch_size"
 
 
 def iterations_of(counted: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,21 +33,54 @@ def iterations_of(counted: Mapping[str, str], values: Mapping[str, Any]) -> dict
         ValueError: one sentence that begins with the flag.
     """
     result: dict[str, Any] = {}
+    ramp = _ramp(values)
     for flag, text in counted.items():
         count, key = _count(flag, text), COUNTED[flag]
         if key in values:
             other = key.rpartition(".")[2].replace("_", "-")
             raise ValueError(f"--{flag}: cannot be combined with --{other}; give only one of the two")
-        step = _size(flag, "global-batch-size", values, "training.global_batch_size")
-        if flag.endswith("-tokens"):
-            step *= _size(flag, "seq-length", values, "training.seq_length")
+        full = _size(flag, "global-batch-size", values, "training.global_batch_size")
+        length = _size(flag, "seq-length", values, "training.seq_length") if flag.endswith("-tokens") else 1
         if key != _KEYS["train"]:
-            result[key] = count // step if count % step == 0 else count / step
+            result[key] = _full_batches(count, full * length)
             continue
         # Training ends as soon as either is reached: samples in whole batches, tokens with the batch that reaches them.
-        iterations = count // step if flag.endswith("-samples") else math.ceil(count / step)
+        sizes = BatchSizes(full, ramp)
+        iterations = sizes.iterations_of(count) if length == 1 else sizes.iterations_reaching(-(-count // length))
         result[key] = min(iterations, result.get(key, iterations))
+    if ramp and "train-samples" in counted and not _has_decay(values, result):
+        # As in Megatron-LM, of the samples that are asked for: training ends within a batch of them.
+        samples = _count("train-samples", counted["train-samples"])
+        result[_KEYS["lr-decay"]] = _full_batches(samples, int(values["training.global_batch_size"]))
     return result
+
+
+def _ramp(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of a batch that grows; empty without, and for numbers that the config's check refuses.
+
+    Raises:
+        ValueError: the run is counted in iterations, which Megatron-LM refuses with such a batch.
+    """
+    if _RAMP not in values:
+        return ()
+    if _KEYS["train"] in values:
+        raise ValueError(
+            "--rampup-batch-size: cannot be combined with --train-iters, as in Megatron-LM, because iterations then "
+            "differ in samples; give --train-samples"
+        )
+    try:
+        numbers, full = tuple(map(int, values[_RAMP])), int(values["training.global_batch_size"])
+    except (KeyError, ValueError):
+        return ()
+    return numbers if can_grow(numbers, full) else ()
+
+
+def _has_decay(*given: Mapping[str, Any]) -> bool:
+    return any(_KEYS["lr-decay"] in values for values in given)
+
+
+def _full_batches(count: int, size: int) -> float:
+    return count // size if count % size == 0 else count / size
 
 
 def _count(flag: str, text: str) -> int:

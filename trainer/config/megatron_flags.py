@@ -268,7 +268,6 @@ REFUSED: dict[str, str] = {
     "fp8-format": _FP8,
     "fp8-hybrid": _FP8,
     "fp8-e4m3": _FP8,
-    "rampup-batch-size": "the global batch size is constant; leave the flag out",
     "use-checkpoint-opt-param-scheduler": "the learning rate follows the config; give the schedule of the checkpoint's "
     "config by --lr, --min-lr, --lr-decay-style, --lr-decay-iters and --lr-warmup-iters",
     "deepspeed-config": "the file is not read; give its meaning by flags: --zero-stage, --bf16 or --fp16, --clip-grad, "

@@ -137,7 +137,9 @@ def _length(config: TrainConfig, vocab_size: int) -> int:
 
 def _serial(config: TrainConfig) -> TrainConfig:
     """The same model on one rank in float32."""
-    training = config.training.model_copy(update={"bf16": False, "fp16": False, "global_batch_size": None})
+    training = config.training.model_copy(
+        update={"bf16": False, "fp16": False, "global_batch_size": None, "rampup_batch_size": []}
+    )
     model = config.model.model_copy(update={"attention_backend": "auto"})
     return config.model_copy(update={"model": model, "training": training, "parallel": ParallelConfig()})
 

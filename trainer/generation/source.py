@@ -115,6 +115,8 @@ def _serial(values: Mapping[str, Any]) -> TrainConfig:
     """The same model on one rank. Kernels and device of the training run may be missing here, and change nothing."""
     trained = build_config(values)
     # A batch size for many replicas need not suit a single replica.
-    training = trained.training.model_copy(update={"global_batch_size": None, "device": "auto"})
+    training = trained.training.model_copy(
+        update={"global_batch_size": None, "rampup_batch_size": [], "device": "auto"}
+    )
     model = trained.model.model_copy(update={"attention_backend": "auto"})
     return trained.model_copy(update={"model": model, "parallel": ParallelConfig(), "training": training})

@@ -1,4 +1,7 @@
-"""The learning rate as a pure function of the step. Torch-free."""
+"""The learning rate as a pure function of the step. Torch-free.
+
+With batches that grow, steps and lengths here are samples in full batches, and may be fractions.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ if TYPE_CHECKING:
     from trainer.config.sections.optimizer import OptimizerConfig
 
 
-def warmup_iters(config: OptimizerConfig, train_iters: int) -> float:
+def warmup_iters(config: OptimizerConfig, train_iters: float) -> float:
     """Steps of linear warmup; lr_warmup_fraction may give a fraction of a step."""
     if config.lr_warmup_fraction is not None:
         return config.lr_warmup_fraction * decay_iters(config, train_iters)
     return config.lr_warmup_iters
 
 
-def decay_iters(config: OptimizerConfig, train_iters: int) -> float:
+def decay_iters(config: OptimizerConfig, train_iters: float) -> float:
     """The step, counted from the start, at which the learning rate reaches min_lr."""
     return config.lr_decay_iters or train_iters
 
 
-def learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float:
+def learning_rate(step: float, config: OptimizerConfig, train_iters: float) -> float:
     """Learning rate of the optimizer step that follows ``step`` earlier ones.
 
     Linear warmup from lr_warmup_init to lr, then one of the decays to min_lr: Megatron-LM's
@@ -45,7 +48,7 @@ def learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float
     return config.min_lr + share * (config.lr - config.min_lr)
 
 
-def weight_decay(step: int, config: OptimizerConfig, train_iters: int) -> float:
+def weight_decay(step: float, config: OptimizerConfig, train_iters: float) -> float:
     """Weight decay of the optimizer step that follows ``step`` earlier ones (``OptimizerParamScheduler.get_wd``)."""
     start, end = config.start_weight_decay, config.end_weight_decay
     if config.weight_decay_incr_style == "constant" or start is None or end is None:

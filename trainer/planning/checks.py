@@ -99,6 +99,7 @@ RELATIONS = (
             "data.tokenizer_function",
         ),
     ),
+    Relation("parallel_checks:check_batch_ramp", ("training.rampup_batch_size",)),
     Relation("kernel_choice:check_kernels", ("training.kernel_backends", "parallel.no_gradient_accumulation_fusion")),
 )
 """In the order of their messages."""
@@ -167,6 +168,10 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
             f"{global_batch_size} makes {global_batch_size // step:,} micro-batches per replica and iteration; use at "
             f"most {MAX_MICRO_BATCHES * step:,}, which makes {MAX_MICRO_BATCHES:,}",
         )
+    if config.training.rampup_batch_size:
+        from trainer.planning.parallel_checks import check_batch_ramp_fits
+
+        check_batch_ramp_fits(config, dp)
 
 
 def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
@@ -326,7 +331,7 @@ def _check_hugging_face(config: TrainConfig) -> None:
 
 def _check_optimizer(config: TrainConfig) -> None:
     optimizer = config.optimizer
-    decay_iters = optimizer.lr_decay_iters or config.training.train_iters
+    decay_iters = optimizer.lr_decay_iters or config.full_iters
     if optimizer.min_lr > optimizer.lr:
         raise ConfigError("optimizer.min_lr", f"{optimizer.min_lr:g} is above lr {optimizer.lr:g}; lower it")
     if optimizer.lr_warmup_init > optimizer.lr:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
+from trainer.config.sections.batch_sizes import MAX_INCREMENTS
+from trainer.config.sections.section import MAX_INT
 from trainer.planning.layouts import divisors, divisors_of, in_words, multiples_around
 from trainer.planning.pipeline import pipeline_placement, virtual_stages_per_rank
 from trainer.planning.sequence_division import sequence_divisor
@@ -215,3 +217,68 @@ def _check_layout(config: TrainConfig, layout: str) -> None:
             f"{layout!r} has {predicted} layers of multi-token prediction (m), but model.mtp_num_layers is {wanted}; "
             "change one of the two",
         )
+
+
+def check_batch_ramp(config: TrainConfig) -> None:
+    """Refuse a growing batch that cannot grow as asked.
+
+    Raises:
+        ConfigError: names the number, and one that fits.
+    """
+    ramp, full, key = config.training.rampup_batch_size, config.training.global_batch_size, "training.rampup_batch_size"
+    if not ramp:
+        return
+    if len(ramp) != 3 or min(ramp) < 1 or max(ramp) > MAX_INT:
+        raise ConfigError(
+            key,
+            f"{ramp} is not valid; give three numbers from 1 to {MAX_INT:,}: the first batch size, the increment and "
+            "the samples of the ramp, such as [16, 8, 300000]",
+        )
+    start, increment, _ = ramp
+    if full is None:
+        raise ConfigError(key, "needs training.global_batch_size, the size at the end of the ramp; set it")
+    if start >= full:
+        raise ConfigError(
+            key, f"the first batch size {start} is not below global_batch_size {full}; lower it, or leave the key out"
+        )
+    if (full - start) % increment:
+        raise ConfigError(
+            key,
+            f"the increment {increment} does not divide the difference {full - start} of the first batch size {start} "
+            f"and global_batch_size {full}; use {_nearest_divisor(full - start, increment)}",
+        )
+    if (full - start) // increment > MAX_INCREMENTS:
+        raise ConfigError(
+            key,
+            f"has {(full - start) // increment:,} increments; use at most {MAX_INCREMENTS:,}, by a larger increment",
+        )
+
+
+def check_batch_ramp_fits(config: TrainConfig, dp: int) -> None:
+    """Refuse a growing batch of which some size does not divide over ``dp`` replicas.
+
+    The full batch must divide.
+
+    Raises:
+        ConfigError: names the size, and the nearest ramp that fits.
+    """
+    sizes, micro_batch_size = config.batch_sizes(dp), config.training.micro_batch_size
+    step = micro_batch_size * dp
+    wrong = next((phase.samples for phase in sizes.phases if phase.samples % step), None)
+    if wrong is None:
+        return
+    start, increment, samples = sizes.ramp
+    remedy = "leave the key out, or use fewer replicas"
+    if sizes.full > step:
+        first = min(max(step, round(start / step) * step), sizes.full - step)
+        fitting = _nearest_divisor((sizes.full - first) // step, increment / step) * step
+        remedy = f"use {[first, fitting, samples]}, or fewer replicas"
+    raise ConfigError(
+        "training.rampup_batch_size",
+        f"the batch of {wrong} samples on the way to {sizes.full} is not divisible by micro_batch_size "
+        f"{micro_batch_size} x DP {dp} = {step}; {remedy}",
+    )
+
+
+def _nearest_divisor(number: int, wanted: float) -> int:
+    return min(divisors_of(number), key=lambda divisor: (abs(divisor - wanted), divisor))

@@ -25,13 +25,13 @@ class SpeedScale:
     """Constants that convert a time per iteration into speeds.
 
     Attributes:
-        tokens_per_iteration: number of positions in the global batch.
+        tokens_per_iteration: mean number of positions in the global batches.
         flops_per_token: model FLOPs per token, see trainer.planning.flops.
         devices: number of ranks of the job.
         peak_tflops: peak speed of one device in TFLOP/s; None: unknown, so no MFU is reported.
     """
 
-    tokens_per_iteration: int
+    tokens_per_iteration: float
     flops_per_token: int
     devices: int
     peak_tflops: float | None

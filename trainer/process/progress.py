@@ -7,7 +7,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 # Values that only some runs have, and what stands for an absent one.
-_OPTIONAL: dict[str, Callable[[], Any]] = {"data_state": lambda: None, "further_losses": dict}
+_OPTIONAL: dict[str, Callable[[], Any]] = {
+    "data_state": lambda: None,
+    "further_losses": dict,
+    "skipped_samples": int,
+}
 
 
 @dataclass
@@ -20,6 +24,7 @@ class TrainingProgress:
         consumed_tokens: training tokens used.
         skipped_iterations: fp16 steps skipped because the loss scale was too high.
         nan_iterations: fp32 and bf16 steps skipped because loss or gradient was not finite.
+        skipped_samples: training samples of the skipped steps of both kinds.
         interval_iterations: iterations since the last logged one.
         interval_loss: sum of the finite token losses of these iterations.
         interval_tokens: number of tokens in that sum.
@@ -34,6 +39,7 @@ class TrainingProgress:
     consumed_tokens: int = 0
     skipped_iterations: int = 0
     nan_iterations: int = 0
+    skipped_samples: int = 0
     interval_iterations: int = 0
     interval_loss: float = 0.0
     interval_tokens: int = 0

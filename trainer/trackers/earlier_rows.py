@@ -27,13 +27,15 @@ def earlier_rows(path: Path, after: int, until: int) -> Iterator[dict[str, Any]]
             row = _row(line)
             if row is not None and after < row["iteration"] <= until:
                 kept[row["iteration"], _kind(row)] = line
-    samples_per_iteration = 0.0
     # Training rows first, since they count the samples.
+    last = before = (0, 0)
     for key in sorted(kept, key=lambda key: (key[0], key[1] != "lm_loss")):
         row = _row(kept[key]) or {}
         if "consumed_samples" in row:
-            samples_per_iteration = row["consumed_samples"] / row["iteration"]
-        yield {**row, "consumed_samples": round(samples_per_iteration * row["iteration"])}
+            before, last = last, (row["iteration"], row["consumed_samples"])
+        # Between training rows by the mean batch before them: a batch may grow.
+        batch = (last[1] - before[1]) / max(1, last[0] - before[0])
+        yield {**row, "consumed_samples": round(last[1] + batch * (row["iteration"] - last[0]))}
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trainer.distributed.collectives import sum_over_ranks
@@ -11,11 +12,13 @@ from trainer.pipeline.executor import forward_only
 if TYPE_CHECKING:
     import torch
 
+    from trainer.config.sections.batch_sizes import BatchSizes
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
     from trainer.data.samples.batches import Split
     from trainer.data.samples.micro_batch import MicroBatch
     from trainer.parallel_model import ParallelModel
+    from trainer.process.progress import TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,20 @@ class GlobalBatches:
     data: BatchLoader
     device: torch.device
 
-    @property
-    def samples(self) -> int:
-        """Number of samples in a batch."""
-        return self.config.global_batch_size(self.model.mesh.dp)
+    @cached_property
+    def sizes(self) -> BatchSizes:
+        """Numbers of samples of the training batches."""
+        return self.config.batch_sizes(self.model.mesh.dp)
+
+    def schedule_step(self, progress: TrainingProgress) -> float:
+        """Place in the schedules of learning rate and weight decay: steps that updated the weights.
+
+        With a ramp it is their samples in full batches, as in Megatron-LM, whose scheduler counts samples
+        (megatron/core/optimizer_param_scheduler.py).
+        """
+        if not self.sizes.ramp:
+            return progress.optimizer_steps
+        return self.sizes.full_batches(progress.consumed_samples - progress.skipped_samples)
 
     def read(self, split: Split, consumed_samples: int) -> tuple[list[MicroBatch], dict[str, float]]:
         """This replica's micro-batches, and this rank's share of the labels of each term of the loss."""
@@ -44,10 +57,10 @@ class GlobalBatches:
                 counts[name] = counts.get(name, 0.0) + count * speaks
         return [batch.to(self.device) for batch in batches], counts
 
-    def labels(self, own_counts: dict[str, float]) -> dict[str, int]:
-        """Number of labels of each term of the loss in the whole batch. Collective: all ranks."""
+    def labels(self, own_counts: dict[str, float], samples: int) -> dict[str, int]:
+        """Number of labels of each term of the loss in the whole batch of ``samples``. Collective: all ranks."""
         if not self.data.masks_loss:
-            return dict.fromkeys(own_counts, self.samples * self.config.training.seq_length)
+            return dict.fromkeys(own_counts, samples * self.config.training.seq_length)
         totals = sum_over_ranks(list(own_counts.values()), self.device)
         return {name: int(count) for name, count in zip(own_counts, totals, strict=True)}
 
@@ -65,7 +78,7 @@ class GlobalBatches:
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
         for number in range(count):
-            micro_batches, own_counts = self.read("valid", number * self.samples)
+            micro_batches, own_counts = self.read("valid", number * self.sizes.full)
             losses = self.own_losses(forward_only(self.model, micro_batches), len(own_counts))
             for (name, labels), loss in zip(own_counts.items(), losses, strict=True):
                 sums[name] = sums.get(name, 0.0) + loss

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -35,6 +35,7 @@ from trainer.process.metrics import (
     validation_row,
 )
 from trainer.training.global_batches import GlobalBatches
+from trainer.training.interval import Interval
 from trainer.training.missed_saves import MissedSaves
 from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
 from trainer.training.step_hooks import StepHooks
@@ -100,8 +101,7 @@ class TrainingLoop:
     _batches: GlobalBatches = field(init=False)
     _save_is_due: bool = False
     _began: float = field(default_factory=time.perf_counter)
-    _interval_time_s: float = 0.0
-    _timed_iterations: int = 0
+    _interval: Interval = field(default_factory=Interval)
 
     def __post_init__(self) -> None:
         training, checkpoint = self.config.training, self.config.checkpoint
@@ -160,7 +160,8 @@ class TrainingLoop:
         self._beat("data")
         with self._timers.measure("data"):
             micro_batches, own_counts = self._batches.read("train", progress.consumed_samples)
-            labels = self._batches.labels(own_counts)
+            samples = self._batches.sizes.at(progress.consumed_samples)
+            labels = self._batches.labels(own_counts, samples)
         # A batch without valid tokens has loss 0 and gradient 0, whatever the divisor.
         divisors = [max(1, count) for count in labels.values()]
         self._beat("forward and backward")
@@ -174,20 +175,18 @@ class TrainingLoop:
                 timers=self._timers,
             )
         self._beat("optimizer")
-        lr = self._hooks.learning_rate(progress.optimizer_steps)
+        place = self._batches.schedule_step(progress)
+        lr = self._hooks.learning_rate(progress.optimizer_steps, place)
         loss_scale = self.optimizer.loss_scaler.scale
-        self.optimizer.set_weight_decay(
-            weight_decay(progress.optimizer_steps, self.config.optimizer, training.train_iters)
-        )
+        self.optimizer.set_weight_decay(weight_decay(place, self.config.optimizer, self.config.full_iters))
         self._numbers.read(progress.iteration + 1)
         with self._timers.measure("optimizer"):
             outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
-        losses, is_stopped, switches = self._agree(outcome, loss, labels)
+        losses, is_stopped, switches = self._agree(outcome, loss, labels, samples)
         self._hooks.note_step(progress.iteration, losses, lr, outcome, micro_batches)
-        self._interval_time_s += time.perf_counter() - began
-        self._timed_iterations += 1
+        self._interval.add(time.perf_counter() - began, samples)
         is_whole = progress.iteration % (self.config.logging.log_interval or 1) == 0
         is_last = is_stopped or progress.iteration >= training.train_iters or self._is_exit(progress.iteration)
         if is_whole or is_last:
@@ -195,7 +194,7 @@ class TrainingLoop:
         if is_whole:
             # A resume continues a short last interval, and so logs the rows of an uninterrupted run.
             progress.begin_interval()
-            self._interval_time_s, self._timed_iterations = 0.0, 0
+            self._interval.begin()
             self._timers.begin_interval()
         self._count_skipped(outcome, loss_scale, all(math.isfinite(total) for total, _ in losses.values()))
         if self._hooks.follow_steps:
@@ -208,8 +207,10 @@ class TrainingLoop:
             self._say("\n".join(lines))
         return is_stopped
 
-    def _agree(self, outcome: StepOutcome, loss: torch.Tensor, labels: dict[str, int]) -> tuple[Losses, bool, bool]:
-        """Count the iteration, with the number of labels of each term of its loss.
+    def _agree(
+        self, outcome: StepOutcome, loss: torch.Tensor, labels: dict[str, int], samples: int
+    ) -> tuple[Losses, bool, bool]:
+        """Count the iteration of ``samples``, with the number of labels of each term of its loss.
 
         Returns:
             Its losses, True if any rank has a stop request, and True if any has its kernels: the same on every rank.
@@ -223,7 +224,7 @@ class TrainingLoop:
         if lost:
             self._end_lost_run()
         losses = dict(zip(labels, zip(sums, labels.values(), strict=True), strict=True))
-        self._count(outcome, losses)
+        self._count(outcome, losses, samples)
         for name, total, count in zip(further, totals[len(own) :: 2], totals[len(own) + 1 :: 2], strict=False):
             if math.isfinite(total):
                 self.progress.add_further_loss(name, total, count)
@@ -272,9 +273,9 @@ class TrainingLoop:
             raise PeerFailedError("losses or gradients are not finite: rank 0 reports it")
         raise NonFiniteError(steps, self.progress.iteration, self.writer.root if self.writer is not None else None)
 
-    def _count(self, outcome: StepOutcome, losses: Losses) -> None:
-        """Count an iteration with its losses."""
-        progress, samples = self.progress, self._batches.samples
+    def _count(self, outcome: StepOutcome, losses: Losses, samples: int) -> None:
+        """Count an iteration of ``samples`` with its losses."""
+        progress = self.progress
         progress.iteration += 1
         progress.consumed_samples += samples
         progress.consumed_tokens += samples * self.config.tokens_per_sample
@@ -282,6 +283,7 @@ class TrainingLoop:
         is_number = all(math.isfinite(loss_sum) for loss_sum, _ in losses.values())
         if is_number:
             progress.add_losses(losses)
+        progress.skipped_samples += samples if outcome.skipped or not is_number else 0
         if outcome.skipped and self.config.training.fp16:
             progress.skipped_iterations += 1
         elif outcome.skipped or not is_number:
@@ -292,17 +294,18 @@ class TrainingLoop:
         own_peak = peak_memory_bytes(self.device)
         self.heartbeat.note_memory(own_peak)
         peak = max_over_ranks([float(own_peak)], self.device)[0]
+        interval, count = self._interval, self._interval.iterations
         row = training_row(
             self.attempt,
             self.progress,
-            self.speed,
+            replace(self.speed, tokens_per_iteration=interval.samples * self.config.tokens_per_sample / count),
             grad_norm=outcome.grad_norm,
             learning_rate=lr,
             loss_scale=loss_scale,
-            iteration_time_s=self._interval_time_s / self._timed_iterations,
+            iteration_time_s=interval.time_s / count,
             peak_memory_bytes=int(peak),
         )
-        row |= self._numbers.row(self.progress.iteration, loss_scale) | self._timers.row(self._timed_iterations)
+        row |= self._numbers.row(self.progress.iteration, loss_scale, interval.last_samples) | self._timers.row(count)
         row |= self._hooks.row(self.device)
         self._append(row)
         line = self._lines.next_line(row, is_last=is_last) if self.model.mesh.rank == 0 else None
@@ -387,7 +390,7 @@ class TrainingLoop:
 
     def _append(self, row: dict[str, Any]) -> None:
         if self.metrics is not None:
-            self.metrics.append(row)
+            self.metrics.append(row, self._interval.last_samples)
 
     def _beat(self, phase: str) -> None:
         self.heartbeat.beat(self.progress.iteration, phase)

@@ -356,11 +356,11 @@ def _build_loader(
     else:
         timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
         role = streaming_role(mesh, data.has_documents, device, timeout)
-    training = config.training
+    training, sizes = config.training, config.batch_sizes(mesh.dp)
     return BatchLoader(
         data,
         role,
-        {"train": training.train_iters * data.step, "valid": training.eval_iters * data.step},
+        {"train": sizes.samples_after(training.train_iters), "valid": training.eval_iters * sizes.full},
         DEPTH if config.data.num_workers else 0,
         pinned=device.type == "cuda",
     )

@@ -32,19 +32,17 @@ class RowOutput:
         file: None without a run directory.
         tracking: the trackers, which may be none.
         progress: of the run.
-        batch_size: samples of an iteration.
     """
 
     file: MetricsFile | None
     tracking: Tracking
     progress: TrainingProgress
-    batch_size: int
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Write a row of the current iteration. Never fails, and waits for the file only."""
+    def append(self, row: Mapping[str, Any], batch_size: int) -> None:
+        """Write a row of the current iteration, of ``batch_size`` samples. Never fails, and waits for the file only."""
         if self.file is not None:
             self.file.append(row)
-        self.tracking.log(row, self.progress.consumed_samples, self.batch_size)
+        self.tracking.log(row, self.progress.consumed_samples, batch_size)
 
     def close(self) -> None:
         """Close the file. The trackers end with the attempt."""
@@ -64,7 +62,7 @@ def begin_rows(
     """Open metrics.jsonl and begin the trackers, at the iteration where this attempt begins. Rank 0 only."""
     tracking.begin(_facts(config, mesh, run, progress.iteration, save))
     file = MetricsFile(run.metrics, lock) if run is not None else None
-    return RowOutput(file, tracking, progress, config.global_batch_size(mesh.dp))
+    return RowOutput(file, tracking, progress)
 
 
 def _facts(

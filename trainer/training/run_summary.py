@@ -32,7 +32,7 @@ def summarize_run(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, devi
     precision = "bf16" if config.training.bf16 else "fp16" if config.training.fp16 else "fp32"
     lines = [
         f"{parameters.total:,} parameters{active}, {precision}, {_axes(config, mesh)} on {mesh.world_size} x {device}, "
-        f"{config.global_batch_size(mesh.dp)} sequences of {_length(config)} tokens per iteration"
+        f"{_batch(config, mesh)} of {_length(config)} tokens per iteration"
     ]
     details = [*_pipeline(config, mesh, vocab_size), *_attention(config), *_memory(config, mesh)]
     return [*lines, "; ".join(details)] if details else lines
@@ -41,6 +41,13 @@ def summarize_run(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, devi
 def _length(config: TrainConfig) -> str:
     training = config.training
     return f"{training.seq_length}" + f" and {training.decoder_seq_length}" * config.model.is_encoder_decoder
+
+
+def _batch(config: TrainConfig, mesh: ParallelMesh) -> str:
+    full, ramp = config.global_batch_size(mesh.dp), config.training.rampup_batch_size
+    if not ramp:
+        return f"{full} sequences"
+    return f"{ramp[0]} to {full} sequences (by {ramp[1]}, within {ramp[2]:,} samples)"
 
 
 def _axes(config: TrainConfig, mesh: ParallelMesh) -> str:
@@ -61,7 +68,7 @@ def _pipeline(config: TrainConfig, mesh: ParallelMesh, vocab_size: int) -> list[
     counts = [len(layers) for layers in partition_layers(config, vocab_size)]
     held = f"{counts[0]} layers each" if len(set(counts)) == 1 else f"layers {', '.join(map(str, counts))}"
     stages = f"{placement.num_virtual_stages} virtual stages" if placement.chunks > 1 else f"{placement.pp} stages"
-    micro_batches = config.num_micro_batches(mesh.dp)
+    micro_batches = f"{'up to ' if config.training.rampup_batch_size else ''}{config.num_micro_batches(mesh.dp)}"
     return [f"pipeline {pipeline_schedule(config)}, {stages} of {held}, {micro_batches} micro-batches"]
 
 

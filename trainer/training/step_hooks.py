@@ -34,10 +34,13 @@ class StepHooks:
         """True if some function is called after each step."""
         return bool(self._hooks.after_step)
 
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of the step that follows ``step`` earlier ones: the user's, or that of the config."""
+    def learning_rate(self, step: int, place: float) -> float:
+        """Learning rate of the step that follows ``step`` earlier ones: the user's, or that of the config.
+
+        ``place`` is that of the step in the schedule of the config; see GlobalBatches.schedule_step.
+        """
         own = self._hooks.learning_rate(step, self._config)
-        return learning_rate(step, self._config.optimizer, self._config.training.train_iters) if own is None else own
+        return learning_rate(place, self._config.optimizer, self._config.full_iters) if own is None else own
 
     def note_step(
         self,

@@ -47,7 +47,6 @@ class StepNumbers:
         self._config, self._model, self._optimizer = config.logging, model, optimizer
         asked = config.logging
         self._interval = asked.numbers_interval or asked.log_interval or 1
-        self._batch_size = config.global_batch_size(model.mesh.dp)
         self._num_experts = config.model.num_experts or 0
         self._routers = model.router_numbers if asked.moe_per_layer_logging else []
         for router in self._routers:
@@ -86,7 +85,7 @@ class StepNumbers:
                 found[sums.places[layer_of(router.name)]] = torch.cat([router.losses, router.load.double()])
         return found
 
-    def row(self, iteration: int, loss_scale: float) -> dict[str, Any]:
+    def row(self, iteration: int, loss_scale: float, samples: int) -> dict[str, Any]:
         """The numbers of ``iteration`` after its step; empty without any.
 
         Collective: all ranks of the job, if the iteration has numbers.
@@ -94,15 +93,16 @@ class StepNumbers:
         Args:
             iteration: as in ``read``.
             loss_scale: factor of its gradients.
+            samples: size of its batch.
         """
         if iteration % self._interval:
             return {}
-        row = self._of_job()
+        row = self._of_job(samples)
         if self._sums is not None:
             row |= self._of_model(self._sums, loss_scale)
         return row
 
-    def _of_job(self) -> dict[str, int]:
+    def _of_job(self, samples: int) -> dict[str, int]:
         """Memory and sizes. Collective: all ranks, for the memory."""
         row = {}
         if self._config.log_memory:
@@ -111,7 +111,7 @@ class StepNumbers:
             largest = max_over_ranks([float(value) for value in own.values()], device)
             row = {name: int(value) for name, value in zip(own, largest, strict=True)}
         if self._config.log_batch_size:
-            row["batch_size"] = self._batch_size
+            row["batch_size"] = samples
         if self._config.log_world_size:
             row["world_size"] = self._model.mesh.world_size
         return row

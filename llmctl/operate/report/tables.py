@@ -168,7 +168,7 @@ def plan_rows(run: ReportedRun) -> dict[str, Any] | None:
     memory_curve = run.curves.train.of.get("peak_memory_bytes")
     peaks = [] if memory_curve is None else [peak for peak in memory_curve.high if peak is not None]
     rows.append(_beside("peak memory of a rank", float(plan.worst.total), max(peaks, default=None), memory_text))
-    hours = plan.step.total * plan.config.training.train_iters * planned.nodes / 3600
+    hours = plan.step.total * plan.config.full_iters * planned.nodes / 3600
     rows.append(_beside("node-hours", hours, run.past.node_hours, _amount))
     memory = [
         {

@@ -128,7 +128,7 @@ def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
         planned = plan_run(inputs.training, inputs.vocabulary, inputs.device, inputs.nodes, inputs.gpus_per_node)
     except ConfigError as error:
         raise config_error(error) from None
-    hours = planned.step.total * planned.config.training.train_iters * inputs.nodes / 3600
+    hours = planned.step.total * planned.config.full_iters * inputs.nodes / 3600
     rate = None if inputs.resource is None else inputs.resource.points_per_hour
     return planned, Prediction(
         fits=planned.fits,

@@ -33,12 +33,12 @@ def preview_of(plan: SubmitPlan, files: "Files", here: Transport, free_bytes: in
     vocabulary = vocabulary_of(config, data, files)
     planned = estimate_of(job, vocabulary, device_of(job, here))
     world = job.request.nodes * job.request.ranks_per_node
-    step = config.global_batch_size(config.data_parallel_size(world)) * config.tokens_per_sample
-    tokens = step * config.training.train_iters
+    sizes = config.batch_sizes(config.data_parallel_size(world))
+    tokens = sizes.samples_after(config.training.train_iters) * config.tokens_per_sample
     rows = [
         ("model", _model(config, vocabulary)),
         ("layout", _layout(config, world)),
-        ("batch", _batch(config, world, step)),
+        ("batch", _batch(config, world)),
         ("length", f"{counted(config.training.train_iters, 'step')} = {_short(tokens)} tokens"),
         ("data", _data(config, data, tokens)),
         ("start", _start(plan, config)),
@@ -76,13 +76,14 @@ def _layout(config: TrainConfig, world: int) -> str:
     return f"{counted(world, 'rank')}: {axes}{zero}, {precision}"
 
 
-def _batch(config: TrainConfig, world: int, tokens: int) -> str:
+def _batch(config: TrainConfig, world: int) -> str:
     dp = config.data_parallel_size(world)
+    samples, ramp = config.global_batch_size(dp), config.training.rampup_batch_size
     micro, accumulated = config.training.micro_batch_size, config.num_micro_batches(dp)
     parts = f"micro-batch {micro}" + f" x {accumulated} accumulated" * (accumulated > 1) + f" x dp {dp}" * (dp > 1)
-    return (
-        f"{config.global_batch_size(dp):,} samples of {config.tokens_per_sample:,} = {tokens:,} tokens a step ({parts})"
-    )
+    grows = f", grows from {ramp[0]:,} samples by {ramp[1]:,} within {ramp[2]:,} samples" if ramp else ""
+    tokens = samples * config.tokens_per_sample
+    return f"{samples:,} samples of {config.tokens_per_sample:,} = {tokens:,} tokens a step ({parts}){grows}"
 
 
 def _data(config: TrainConfig, data: DatasetSize, tokens: int) -> str:
@@ -112,11 +113,12 @@ def _start(plan: SubmitPlan, config: TrainConfig) -> str:
 def _estimate(planned: RunPlan | str, config: TrainConfig) -> str:
     if isinstance(planned, str):
         return planned
-    device, total = planned.device, planned.step.total * config.training.train_iters
+    device, total = planned.device, planned.step.total * config.full_iters
+    step = "full step" if config.training.rampup_batch_size else "step"
     memory = f"{planned.worst.total / GIB:.2g} of {device.memory / GIB:.3g} GiB"
     fits = "" if planned.fits else " (does not fit)"
     took = duration_text(total) if total >= 1 else "less than 1 s"
-    return f"{memory}{fits}, {took} at {planned.step.total:.2g} s a step, on {device.name}"
+    return f"{memory}{fits}, {took} at {planned.step.total:.2g} s a {step}, on {device.name}"
 
 
 def _disk(config: TrainConfig, vocabulary: int | None, free_bytes: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.trainer.planning.refused_batches import REFUSED_BATCHES
 from tests.trainer.planning.refused_encoder_decoders import REFUSED_ENCODER_DECODERS
 from tests.trainer.planning.refused_models import MOE, REFUSED_MODELS
 from tests.trainer.planning.refused_starts import REFUSED_STARTS
@@ -19,6 +20,7 @@ LATENT = {"multi_latent_attention": True, "kv_lora_rank": 8, "qk_head_dim": 4, "
 
 # config, key in the error, part of the message, change that makes the config valid
 REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
+    *REFUSED_BATCHES,
     (
         {"model": {"attention_backend": "fused", "attention_dropout": 0.1}},
         "model.attention_backend",

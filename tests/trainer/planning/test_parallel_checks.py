@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -125,6 +126,31 @@ def test_experts_divide_over_the_data_ranks(cp: int, world_size: int, valid: str
 def test_nearest_layouts_also_fit_the_experts() -> None:
     problem = refusal(build(parallel={TP: 4, PP: 3, EP: 4}, model=MOE), 16).problem
     assert problem.endswith("TP 2 x PP 2 x DP 4; TP 4 x PP 1 x DP 4; TP 1 x PP 4 x DP 4")
+
+
+@pytest.mark.parametrize(
+    ("ramp", "world_size", "says"),
+    [
+        ([4, 4, 100], 2, ""),
+        ([6, 6, 100], 4, "the batch of 6 samples on the way to 24 is not divisible by micro_batch_size 1 x DP 4 = 4"),
+        ([6, 6, 100], 4, "; use [8, 4, 100], or fewer replicas"),
+        ([4, 2, 100], 4, "the batch of 6 samples on the way to 24"),
+        # The ramp is so short that it skips the sizes that do not fit.
+        ([4, 2, 1], 4, ""),
+        ([8, 8, 100], 24, "leave the key out, or use fewer replicas"),
+    ],
+)
+def test_every_size_of_a_growing_batch_divides_over_the_replicas(ramp: list[int], world_size: int, says: str) -> None:
+    one = build(training={"global_batch_size": 24, "rampup_batch_size": ramp})
+    if not says:
+        check_world_size(one, world_size)
+        return
+    error = refusal(one, world_size)
+    assert error.key == "training.rampup_batch_size"
+    assert says in error.problem
+    if "; use [" in error.problem:
+        nearest = json.loads(error.problem.partition("; use ")[2].partition(", or")[0])
+        check_world_size(build(training={"global_batch_size": 24, "rampup_batch_size": nearest}), world_size)
 
 
 def test_no_layout_at_all() -> None:

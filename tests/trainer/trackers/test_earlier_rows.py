@@ -18,6 +18,15 @@ def test_of_rows_that_were_done_again_the_last_counts(tmp_path):
     assert list(earlier_rows(tmp_path / "nothing", after=0, until=3)) == []
 
 
+def test_samples_between_training_rows_are_those_of_batches_that_grow(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"iteration": n, "lm_loss": 1.0, "consumed_samples": count} for n, count in ((2, 8), (4, 24))]
+    rows += [{"iteration": n, "valid_loss": 1.0} for n in (4, 5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = list(earlier_rows(path, after=0, until=5))
+    assert [row["consumed_samples"] for row in found] == [8, 24, 24, 32]
+
+
 class Listing:
     """A user's tracker that writes a line per row into the run directory, and wants all earlier rows."""
 

@@ -53,7 +53,7 @@ def step(case, config, model, optimizer, numbers, iteration):
     further = model.take_further_losses()
     totals = sum_over_ranks(list(chain.from_iterable(further.values())), torch.device("cpu"))
     means = {name: total / count for name, total, count in zip(further, totals[::2], totals[1::2], strict=True)}
-    return norm, numbers.row(iteration + 1, scale) | means
+    return norm, numbers.row(iteration + 1, scale, 8) | means
 
 
 def train(rank, world_size, case, logging):
@@ -208,7 +208,7 @@ def count_messages(rank, world_size, case, logging):
         for iteration in range(4):
             calls_before = len(calls)
             numbers.read(iteration + 1)
-            taken.append((sorted(numbers.row(iteration + 1, 1.0)), len(calls) - calls_before))
+            taken.append((sorted(numbers.row(iteration + 1, 1.0, 8)), len(calls) - calls_before))
     finally:
         for name, function in original.items():
             setattr(dist, name, function)
@@ -232,7 +232,7 @@ def overflow(rank, world_size, case):
     shard = next(shard for shard in model.gradients.parameter_shards if shard.name.startswith("layers.1."))
     shard.gradient[0] = math.inf
     numbers.read(1)
-    return numbers.row(1, 1.0)
+    return numbers.row(1, 1.0, 8)
 
 
 def test_the_layer_of_an_overflow_is_none(ranks):

@@ -68,6 +68,10 @@ class TrainingConfig(Section):
     """Samples that a replica computes at a time."""
     global_batch_size: PositiveInt | None = None
     """Samples per iteration. Unset: micro_batch_size x dp, which fits any number of nodes."""
+    rampup_batch_size: list[int] = []
+    """START, INCREMENT and SAMPLES: the batch grows from START samples to global_batch_size, by INCREMENT at a time, in
+    equal parts of the first SAMPLES samples. The learning rate and the weight decay then follow the samples: an
+    iteration of their schedules is global_batch_size samples. Unset: every batch is full."""
     bf16: bool = False
     """Train in bfloat16, with float32 masters. Without bf16 and fp16, in float32."""
     fp16: bool = False

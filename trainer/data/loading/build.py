@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.config.sections.batch_sizes import BatchSizes
 from trainer.config.sections.training import TrainingConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DataError
@@ -45,10 +46,10 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
     Raises:
         DataError: files are missing or damaged, their tokens do not fit the model, or there are too few tokens.
     """
-    training, step = config.training, config.global_batch_size(dp)
-    shape = BatchShape(training.micro_batch_size, step, training.seq_length, dp=dp, dp_rank=dp_rank)
+    training, sizes = config.training, config.batch_sizes(dp)
+    shape = BatchShape(training.micro_batch_size, sizes.full, training.seq_length, dp, dp_rank, sizes.ramp)
+    requested = {split: samples_of_run(training, split, sizes) for split in SPLITS}
     if config.model.architecture != "decoder":
-        requested = {split: samples_of_run(training, split, step) for split in SPLITS}
         return build_masked_data(config, shape, requested, run_dir)
     if config.hooks.dataset_function is not None:
         return build_user_data(config, config.hooks.dataset_function, shape)
@@ -66,15 +67,15 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
         )
     if config.data.streaming:
         return _streamed(config, shape)
-    return _prepared(config, shape, open_data(config, run_dir))
+    return _prepared(config, shape, open_data(config, run_dir), requested)
 
 
-def _prepared(config: TrainConfig, shape: BatchShape, opened: OpenData) -> TrainData:
+def _prepared(config: TrainConfig, shape: BatchShape, opened: OpenData, num_samples: Mapping[Split, int]) -> TrainData:
     sources, training, packs = opened.sources, config.training, config.data.sample_packing
     vocab_size = vocabulary(config, sources, opened.tokenizer)
     # Packed samples have separate attention and positions per document anyway.
     rules = None if packs else document_rules(config, sources, opened.tokenizer)
-    numbers = {split: samples_of_run(training, split, shape.global_batch_size) for split in opened.blends}
+    numbers = {split: num_samples[split] for split in opened.blends}
     parts = _open_datasets(config, opened.blends, numbers)
     samples: dict[Split, Samples] = {}
     order: ContinuedDatasets[Sample] | None = None
@@ -284,18 +285,15 @@ def _check_memory(source: Source, dataset: GPTDataset) -> None:
         )
 
 
-def samples_of_run(training: TrainingConfig, split: Split, step: int) -> int:
-    """Number of samples of a split in a run by Megatron-LM's rule (get_train_valid_test_num_samples).
-
-    ``step`` is the number of samples per iteration.
-    """
+def samples_of_run(training: TrainingConfig, split: Split, sizes: BatchSizes) -> int:
+    """Number of samples of a split in a run by Megatron-LM's rule (get_train_valid_test_num_samples)."""
     if split == "train":
-        iterations = training.train_iters
-    elif split == "valid":
+        return sizes.samples_after(training.train_iters)
+    if split == "valid":
         iterations = (training.train_iters // training.eval_interval + 1) * training.eval_iters
     else:
         iterations = training.eval_iters
-    return iterations * step
+    return iterations * sizes.full
 
 
 def _said(notes: Sequence[str | None]) -> tuple[str, ...]:

@@ -26,19 +26,23 @@ class ReadAhead(Generic[T]):
     """Prefetches the next global batches by calling ``read`` in one thread."""
 
     def __init__(
-        self, read: Callable[[Split, int], T], step: int, limits: Mapping[Split, int], depth: int = DEPTH
+        self,
+        read: Callable[[Split, int], T],
+        batch_size: Callable[[Split, int], int],
+        limits: Mapping[Split, int],
+        depth: int = DEPTH,
     ) -> None:
         """Prepare to read; nothing is read before the first ``get``.
 
         Args:
             read: function from a split and a number of consumed samples to the batch.
-            step: samples per global batch.
+            batch_size: function from the same to the samples of the batch.
             limits: end of each split: the first sample that is never requested.
             depth: number of prefetched batches besides the current one; 0: read each batch on demand in the caller's
                 thread.
         """
         self._read = read
-        self._step = step
+        self._batch_size = batch_size
         self._limits = limits
         self._depth = depth
         self.thread_id = 0
@@ -60,8 +64,9 @@ class ReadAhead(Generic[T]):
             for key in [key for key in self._waiting if key[0] == split]:
                 self._waiting.pop(key).cancel()
             found = self._thread.submit(self._do_read, split, consumed_samples)
-        for following in range(1, self._depth + 1):
-            key = (split, consumed_samples + following * self._step)
+        key = (split, consumed_samples)
+        for _ in range(self._depth):
+            key = (split, key[1] + self._batch_size(*key))
             if key[1] < self._limits.get(split, 0) and key not in self._waiting:
                 self._waiting[key] = self._thread.submit(self._do_read, *key)
         return found.result()
@@ -139,8 +144,8 @@ class BatchLoader:
         self._kept: dict[tuple[Split, int], Windows] = {}
         self._kept_bytes = 0
         self._watch = Watchdog(math.inf, _warn, report_after_s)
-        self._batches = ReadAhead(self._read_batches, data.step, limits, depth)
-        self._windows = ReadAhead(self._read_windows, data.step, limits, depth if data.stream is not None else 0)
+        self._batches = ReadAhead(self._read_batches, data.batch_size, limits, depth)
+        self._windows = ReadAhead(self._read_windows, data.batch_size, limits, depth if data.stream is not None else 0)
 
     @property
     def masks_loss(self) -> bool:
@@ -161,11 +166,11 @@ class BatchLoader:
             DataError: the data cannot be read, or has a token outside the vocabulary.
         """
         if not self._role.needs:
-            return self._data.placeholders()
+            return self._data.placeholders(split, consumed_samples)
         if self._data.stream is None:
             return self._watched(self._batches, split, consumed_samples)
         windows = self._watched(self._windows, split, consumed_samples) if self._role.reads else None
-        shared = self._role.share(windows, self._data.windows_shape)
+        shared = self._role.share(windows, self._data.windows_shape(split, consumed_samples))
         return self._finished(self._data.of_windows(shared))
 
     def state(self, consumed_samples: int) -> dict[str, Any] | None:

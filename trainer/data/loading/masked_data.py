@@ -73,7 +73,7 @@ class MaskedData(TrainData, Generic[S]):
         size, samples = self._shape.micro_batch_size, self._masked[split]
         return [
             self._join([samples.sample(consumed_samples + index * size + place) for place in range(size)], index)
-            for index in self._indexes
+            for index in self._indexes(split, consumed_samples)
         ]
 
 

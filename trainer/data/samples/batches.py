@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer.config.sections.batch_sizes import BatchSizes
 from trainer.data.errors import DataError
 from trainer.data.samples.document_places import Bounds, DocumentEnds
 from trainer.data.samples.micro_batch import MicroBatch
@@ -97,6 +99,21 @@ class BatchShape:
     seq_length: int
     dp: int
     dp_rank: int
+    ramp: tuple[int, ...] = ()
+    """See BatchSizes: of batches of the train split, which are multiples too."""
+
+    @cached_property
+    def sizes(self) -> BatchSizes:
+        """Sizes of the batches of the train split."""
+        return BatchSizes(self.global_batch_size, self.ramp)
+
+    def batch_size(self, split: Split, consumed_samples: int) -> int:
+        """Samples of the global batch that starts at ``consumed_samples``."""
+        return self.sizes.at(consumed_samples) if split == "train" else self.global_batch_size
+
+    def micro_batches(self, count: int) -> range:
+        """Numbers, within the global batch, of the ``count`` micro-batches of this replica."""
+        return range(self.dp_rank, count * self.dp, self.dp)
 
 
 @dataclass(frozen=True)
@@ -186,10 +203,6 @@ class TrainData:
         self._shape = shape
         self._packing = packing
         self._order = order
-        # Numbers, within the global batch, of this replica's micro-batches and of their samples.
-        size = shape.micro_batch_size
-        self._indexes = range(shape.dp_rank, shape.global_batch_size // size, shape.dp)
-        self._offsets = (np.array(self._indexes, np.int64)[:, None] * size + np.arange(size)).ravel()
         self._is_packed = masks_loss
         self._has_masks = has_masks
         self._masks_loss = masks_loss or has_masks or (packing is not None and packing.mask_loss)
@@ -228,15 +241,25 @@ class TrainData:
         """True if every pipeline stage needs the batches, for document ends or padding."""
         return self._separates or self._restarts
 
-    @property
-    def step(self) -> int:
-        """Samples per global batch."""
-        return self._shape.global_batch_size
+    def batch_size(self, split: Split, consumed_samples: int) -> int:
+        """Samples of the global batch that starts at ``consumed_samples``."""
+        return self._shape.batch_size(split, consumed_samples)
 
-    @property
-    def windows_shape(self) -> tuple[int, int, int]:
+    def windows_shape(self, split: Split, consumed_samples: int) -> tuple[int, int, int]:
         """Shape of ``windows``: [micro-batches of this replica, B, S + 1]."""
-        return (len(self._indexes), self._shape.micro_batch_size, self._shape.seq_length + 1)
+        size = self._shape.micro_batch_size
+        count = self.batch_size(split, consumed_samples) // (size * self._shape.dp)
+        return (count, size, self._shape.seq_length + 1)
+
+    def _indexes(self, split: Split, consumed_samples: int) -> range:
+        """Numbers, within the global batch, of this replica's micro-batches."""
+        return self._shape.micro_batches(self.windows_shape(split, consumed_samples)[0])
+
+    def _numbers(self, split: Split, consumed_samples: int) -> npt.NDArray[np.int64]:
+        """Numbers of the samples of this replica's micro-batches."""
+        size = self._shape.micro_batch_size
+        indexes = np.array(self._indexes(split, consumed_samples), np.int64)
+        return consumed_samples + (indexes[:, None] * size + np.arange(size)).ravel()
 
     def micro_batches(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
         """Micro-batches of this replica of the global batch that starts at ``consumed_samples``.
@@ -244,7 +267,7 @@ class TrainData:
         Raises:
             DataError: the data has a token outside the vocabulary.
         """
-        numbers = self._offsets + consumed_samples
+        numbers = self._numbers(split, consumed_samples)
         if self._is_packed:
             packed = [cast(PackedSample, self._samples[split].sample(number)) for number in numbers.tolist()]
             return self._of_packed(packed, consumed_samples)
@@ -259,8 +282,9 @@ class TrainData:
         Raises:
             DataError: the text cannot be read, or has a token outside the vocabulary.
         """
-        windows = self._checked(read_windows(self._samples[split], self._offsets + consumed_samples), consumed_samples)
-        return windows.astype(np.int32, copy=False).reshape(self.windows_shape)
+        numbers = self._numbers(split, consumed_samples)
+        windows = self._checked(read_windows(self._samples[split], numbers), consumed_samples)
+        return windows.astype(np.int32, copy=False).reshape(self.windows_shape(split, consumed_samples))
 
     def of_windows(self, windows: npt.NDArray[np.int32]) -> list[MicroBatch]:
         """Build this replica's micro-batches from their windows."""
@@ -277,11 +301,10 @@ class TrainData:
             )
         return whole
 
-    def placeholders(self) -> list[MicroBatch]:
-        """Micro-batches with dummy tokens, for ranks that only pass on activations."""
-        _, size, window = self.windows_shape
-        nothing = torch.zeros(1, 1, dtype=torch.int64).expand(size, window - 1)
-        return [MicroBatch(nothing, nothing, index=index) for index in self._indexes]
+    def placeholders(self, split: Split, consumed_samples: int) -> list[MicroBatch]:
+        """The micro-batches with dummy tokens, for ranks that only pass on activations."""
+        nothing = torch.zeros(1, 1, dtype=torch.int64).expand(self._shape.micro_batch_size, self._shape.seq_length)
+        return [MicroBatch(nothing, nothing, index=index) for index in self._indexes(split, consumed_samples)]
 
     def _of_packed(self, samples: list[PackedSample], first: int) -> list[MicroBatch]:
         tokens, labels = (
@@ -306,11 +329,12 @@ class TrainData:
     ) -> list[MicroBatch]:
         """Build micro-batches of N samples together: a call costs more than its work."""
         size = self._shape.micro_batch_size
-        shape = (len(self._indexes), size, tokens.shape[1])
+        shape = (len(tokens) // size, size, tokens.shape[1])
         nothing: Sequence[None] = [None] * shape[0]
         apart = nothing if ends is None else ends.documents(size)
         inputs, targets = (torch.from_numpy(part.astype(np.int64)).view(shape).unbind() for part in (tokens, labels))
         masks = nothing if counts is None else torch.from_numpy(counts).view(shape).unbind()
         attention, restarts = (apart if asked else nothing for asked in (self._separates, self._restarts))
-        parts = zip(inputs, targets, masks, self._indexes, attention, restarts, strict=True)
+        indexes = self._shape.micro_batches(shape[0])
+        parts = zip(inputs, targets, masks, indexes, attention, restarts, strict=True)
         return [MicroBatch(*part) for part in parts]

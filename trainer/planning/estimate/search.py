@@ -81,14 +81,18 @@ def _candidates(
     for tp, cp, pp, ep in _sizes(config, world, per_node):
         dp = world // (tp * cp * pp)
         batch = training.global_batch_size or training.micro_batch_size * dp
-        if batch % dp:
+        # A layout must fit the smaller batches of a ramp too.
+        sizes = [phase.samples for phase in config.batch_sizes(dp).phases]
+        if any(size % dp for size in sizes):
             continue
         shared = counts.layers if ep == 1 else counts.layers / ep
         # Weights in two bytes and gradients in four, or all of it sharded by ZeRO-3.
         least = (shared + counts.output_layer) / (tp * pp)
         stages = [0, 1] if least * (element_bytes(config) + 4) < device.memory else []
         stages = [1, 3] if dp * cp > 1 and stages else stages or ([3] if dp * cp > 1 else [])
-        for mbs in (size for size in (1, 2, 4, 8) if batch // dp % size == 0):
+        for mbs in (1, 2, 4, 8):
+            if any(size % (dp * mbs) for size in sizes):
+                continue
             base: dict[str, Any] = {
                 **{f"parallel.{key}": None for key in _LAYOUT_KEYS},
                 "parallel.tensor_model_parallel_size": tp,

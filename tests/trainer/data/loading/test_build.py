@@ -13,6 +13,7 @@ import torch
 
 from tests.trainer.data.token_files import write, write_sequences
 from tests.trainer.data.training_data import by_number, config, same
+from trainer.config.sections.batch_sizes import BatchSizes
 from trainer.data.errors import DataError
 from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import Manifest
@@ -214,10 +215,15 @@ def test_a_cached_order_takes_no_memory(folder: Path, monkeypatch: pytest.Monkey
 
 def test_samples_of_a_run_are_counted_as_megatron_counts() -> None:
     asked = config({"mock_data": True}, train_iters=25, eval_interval=10, eval_iters=4)
-    assert [samples_of_run(asked.training, split, 8) for split in ("train", "valid", "test")] == [
+    assert [samples_of_run(asked.training, split, BatchSizes(8)) for split in ("train", "valid", "test")] == [
         25 * 8,
         3 * 4 * 8,
         4 * 8,
+    ]
+    growing = BatchSizes(8, (4, 4, 20))
+    assert [samples_of_run(asked.training, split, growing) for split in ("train", "valid")] == [
+        5 * 4 + 20 * 8,
+        3 * 4 * 8,
     ]
 
 

@@ -53,7 +53,7 @@ def settled(recorder: Recorder, count: int) -> list[tuple[str, int]]:
 
 def test_the_next_batches_are_prefetched() -> None:
     recorder = Recorder()
-    ahead = ReadAhead(recorder, STEP, LIMITS, depth=2)
+    ahead = ReadAhead(recorder, lambda *_: STEP, LIMITS, depth=2)
     assert ahead.get("train", 0) == ("train", 0)
     assert settled(recorder, 3) == [("train", 0), ("train", 8), ("train", 16)]  # and no more
     assert ahead.get("train", 8) == ("train", 8)
@@ -73,9 +73,18 @@ def test_the_next_batches_are_prefetched() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
+def test_batches_that_grow_are_prefetched() -> None:
+    recorder = Recorder()
+    ahead = ReadAhead(recorder, lambda _, consumed: 4 if consumed < 8 else 12, LIMITS, depth=2)
+    for consumed in (0, 4, 8):
+        assert ahead.get("train", consumed) == ("train", consumed)
+    assert settled(recorder, 5) == [("train", consumed) for consumed in (0, 4, 8, 20, 32)]
+    ahead.close()
+
+
 def test_a_jump_discards_prefetched_batches_and_close_stops_reading() -> None:
     recorder = Recorder()
-    ahead = ReadAhead(recorder, STEP, LIMITS, depth=2)
+    ahead = ReadAhead(recorder, lambda *_: STEP, LIMITS, depth=2)
     assert ahead.get("train", 8) == ("train", 8)
     settled(recorder, 3)
     recorder.asked.clear()
@@ -92,7 +101,7 @@ def test_a_jump_discards_prefetched_batches_and_close_stops_reading() -> None:
 def test_without_prefetching_the_caller_reads() -> None:
     recorder = Recorder()
     before = threading.active_count()
-    ahead = ReadAhead(recorder, STEP, LIMITS, depth=0)
+    ahead = ReadAhead(recorder, lambda *_: STEP, LIMITS, depth=0)
     assert ahead.get("train", 16) == ("train", 16)
     assert threading.active_count() == before
     assert recorder.asked == [("train", 16)]
@@ -103,7 +112,7 @@ def test_a_read_that_hangs_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     data = build_data(config({"mock_data": True}), 0, 1)
-    read, said, place = data.micro_batches, "", f"at sample {data.step:,};"
+    read, said, place = data.micro_batches, "", f"at sample {STEP:,};"
 
     def hang(split: Any, consumed: int) -> list[MicroBatch]:
         def told() -> str:
@@ -116,12 +125,12 @@ def test_a_read_that_hangs_is_reported(
         return read(split, consumed)
 
     monkeypatch.setattr(data, "micro_batches", hang)
-    loader = BatchLoader(data, BatchRole(), {"train": data.step}, depth, report_after_s=0.3)
+    loader = BatchLoader(data, BatchRole(), {"train": STEP}, depth, report_after_s=0.3)
     assert loader.micro_batches("train", 0)
-    assert loader.micro_batches("train", data.step)
+    assert loader.micro_batches("train", STEP)
     loader.close()
     assert said.startswith("trainer: the thread that reads data sleeps and has been silent for ")
-    assert said.endswith(f" s while it reads the batch at sample {data.step:,}; check what it waits for\n")
+    assert said.endswith(f" s while it reads the batch at sample {STEP:,}; check what it waits for\n")
     assert said.count("\n") == 1
     assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
 

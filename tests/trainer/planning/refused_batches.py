@@ -1,0 +1,39 @@
+"""Refused batches that grow, for refused_combinations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# As in refused_combinations.
+REFUSED_BATCHES: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
+    *(
+        (
+            {"training": {"global_batch_size": 16, "rampup_batch_size": ramp}},
+            "training.rampup_batch_size",
+            says,
+            {"training": {"global_batch_size": 16, "rampup_batch_size": [4, 4, 100]}},
+        )
+        for ramp, says in (
+            ([4, 4], "give three numbers from 1 to 1,000,000,000,000: the first batch size, the increment"),
+            ([4, 0, 100], "give three numbers"),
+            ([4, 4, 10**13], "give three numbers"),
+            ([16, 4, 100], "the first batch size 16 is not below global_batch_size 16"),
+            (
+                [4, 5, 100],
+                "the difference 12 of the first batch size 4 and global_batch_size 16; use 4",
+            ),
+        )
+    ),
+    (
+        {"training": {"rampup_batch_size": [4, 4, 100]}},
+        "training.rampup_batch_size",
+        "needs training.global_batch_size",
+        {"training": {"rampup_batch_size": [4, 4, 100], "global_batch_size": 8}},
+    ),
+    (
+        {"training": {"rampup_batch_size": [1, 1, 100], "global_batch_size": 100_002}},
+        "training.rampup_batch_size",
+        "has 100,001 increments; use at most 100,000",
+        {"training": {"rampup_batch_size": [1, 1, 100], "global_batch_size": 100_001}},
+    ),
+]
