@@ -1,6 +1,7 @@
 """``llmctl import-script``: turn a Megatron-LM training script into a config, and start it if asked."""
 
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -32,7 +33,10 @@ _FOLLOW = typer.Option(False, "--follow", help="With --run: follow the run until
 _JSON = typer.Option(False, "--json", help="With --run: print one JSON document.")
 
 
-@app.command(epilog="The script is read, never executed. llmctl submit FILE.sh imports and starts in one step.")
+@app.command(
+    epilog="The script is read, never executed. llmctl submit FILE.sh imports and starts in one step. Words after -- "
+    "are the script's arguments: llmctl import-script FILE.sh -- ARGS."
+)
 def import_script(
     ctx: typer.Context,
     script: str = _SCRIPT,
@@ -53,12 +57,13 @@ def import_script(
     from llmctl.scripts.import_script import parse_given
 
     context: Context = ctx.obj
+    given = [*(given or ()), *_numbered(context.command, given or ())]
     if not run and any((cluster, nodes, gpus_per_node, settings, secrets, dry_run, follow, as_json)):
         raise UsageError("the flags of a submission go with --run; without it the config is only written")
     path = context.cwd / script
     if not path.is_file():
         raise UsageError(f"FILE: there is no file {script}; name a training script")
-    imported = read(path, script, parse_given(given or ()), datetime.now())
+    imported = read(path, script, parse_given(given), datetime.now())
     if output is not None:
         _write(context.cwd / output, imported.text, str(output))
     elif not run:
@@ -81,10 +86,19 @@ def import_script(
         settings=tuple(settings or ()),
         secrets=tuple(secrets or ()),
         dry_run=dry_run,
-        script_arguments=tuple(given or ()) if output is None else (),
+        script_arguments=tuple(given) if output is None else (),
     )
     display = Display(dry_run=dry_run, as_json=as_json, follow=follow)
     return submit_plan(plan_submission(context, arguments), context, display)
+
+
+def _numbered(arguments: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The words after ``--`` as ``1=WORD`` and so on, the form of --arg."""
+    both = next((one for one in given if arguments and one.partition("=")[0].isdigit()), None)
+    if both is not None:
+        name = both.partition("=")[0]
+        raise UsageError(f"--arg {name}: -- gives the script's arguments already; leave one of them out")
+    return [f"{place}={word}" for place, word in enumerate(arguments, start=1)]
 
 
 def _write(path: Path, text: str, shown: str) -> None:

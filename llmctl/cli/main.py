@@ -67,6 +67,8 @@ PANELS = {
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
 
 TAKES_COMMAND = frozenset({"submit", "interactive"})
+TAKES_ARGUMENTS = frozenset({"import-script"})
+"""Commands whose words after ``--`` are arguments of a script that is read."""
 
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer uses but does not export
 
@@ -187,7 +189,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str] | None, at_end
         _check_text(words)
         context = Context.of(("llmctl", *arguments), command, os.environ if environment is None else environment)
         at_end.callback(context.close)
-        if "--" in arguments and not set(words) & TAKES_COMMAND:
+        if "--" in arguments and not set(words) & (TAKES_COMMAND | TAKES_ARGUMENTS):
             raise UsageError(f"-- COMMAND goes with {' and '.join(sorted(TAKES_COMMAND))} only")
         if "--" in arguments and not command:
             raise UsageError("--: no COMMAND follows; give a COMMAND, or leave -- out")

@@ -20,8 +20,9 @@ class FilesBeside:
     """Files in the folder of a script, and below."""
 
     def __init__(self, script: Path) -> None:
-        """Look beside ``script``."""
+        """Look beside ``script``; ``texts`` are those of the files read so far."""
         self._folder = script.parent.resolve()
+        self.texts: list[str] = []
 
     def text_of(self, name: Value) -> tuple[str, str] | None:
         """Name and text of a file that a script reads; None if the file is elsewhere or prepares the environment.
@@ -41,7 +42,8 @@ class FilesBeside:
                 continue
             found = (self._folder / place).resolve()
             if found.is_relative_to(self._folder) and found.is_file() and found.stat().st_size <= _MAX_BYTES:
-                return place, found.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
+                self.texts.append(found.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n"))
+                return place, self.texts[-1]
         return None
 
     def _places(self, pattern: str) -> Iterator[str]:

@@ -122,6 +122,19 @@ def _group(words: Sequence[Value]) -> FlagGroup:
     return FlagGroup(texts[0][2:].partition("=")[0], tuple(texts), words[0][0].line, missing)
 
 
+def questions(groups: Sequence[FlagGroup]) -> list[tuple[int, str]]:
+    """Line and sentence for each flag whose value only the user can give."""
+    found: dict[str, tuple[int, str]] = {}
+    for group in groups:
+        try:
+            if group.name not in _DEEPSPEED_CONFIG and not _is_own_folder(group) and not _is_unknown_label(group):
+                _alone(group, FlagMeaning())
+        except ScriptError as error:
+            if group.missing is not None:
+                found.setdefault(group.missing.name or group.missing.what, (error.line, error.problem))
+    return list(found.values())
+
+
 def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | None]) -> FlagMeaning:
     """The meaning of all flags.
 
@@ -135,7 +148,7 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
     found = FlagMeaning()
     meant = []
     for group in groups:
-        if group.missing is not None and group.missing.what in _JOB_IDS and group.name in _OWN_FOLDER:
+        if _is_own_folder(group):
             found.without_effect.append((group.line, " ".join(group.words), _OWN_FOLDER[group.name]))
         elif _is_unknown_label(group):
             found.without_effect.append((group.line, group.words[0], _UNKNOWN_LABEL))
@@ -156,6 +169,11 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
         if group.name in _DEEPSPEED_CONFIG:
             _read_deepspeed(group, found, file_text)
     return found
+
+
+def _is_own_folder(group: FlagGroup) -> bool:
+    """True for a folder that the id of the job names."""
+    return group.missing is not None and group.missing.what in _JOB_IDS and group.name in _OWN_FOLDER
 
 
 def _is_unknown_label(group: FlagGroup) -> bool:

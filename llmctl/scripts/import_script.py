@@ -20,6 +20,7 @@ from llmctl.scripts.flag_meaning import (
     FlagMeaning,
     architecture_of,
     group_flags,
+    questions,
     read_flags,
 )
 from llmctl.scripts.folder_meaning import bind, put_folder
@@ -28,6 +29,7 @@ from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.outside import outside_value
 from llmctl.scripts.precision_meaning import divide_fp8, put_bf16
 from llmctl.scripts.program_meaning import put_program
+from llmctl.scripts.questions import ask, check_given, usage_of
 from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.state import Run
@@ -38,7 +40,6 @@ from trainer.planning.build_config import build_config
 
 _MAX_BYTES = 1_000_000
 _MOST_ARGUMENTS = 16
-_USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
 _GIVEN = re.compile(r"([A-Za-z_]\w*|[1-9]\d*)=(.*)", re.DOTALL)
 
 
@@ -136,13 +137,16 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
     def outside(name: str, line: int) -> Value | None:
         return outside_value(name, line, size, path.name)
 
-    commands = read_commands(text)
+    commands, beside = read_commands(text), FilesBeside(path)
 
     def read_with(arguments: int) -> _Script:
-        world = World(dict(given), outside, size.gpus, now, FilesBeside(path).text_of, arguments)
+        world = World(dict(given), outside, size.gpus, now, beside.text_of, arguments)
         interpreter = Interpreter(world)
-        interpreter.run(commands)
-        return _Script(interpreter, directives, *_training_line(interpreter, text))
+        try:
+            interpreter.run(commands)
+            return _Script(interpreter, directives, *_training_line(interpreter, text))
+        finally:
+            check_given(given, [text, *beside.texts], interpreter.used)
 
     try:
         return read_with(0)
@@ -167,6 +171,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
     groups, asking_fp8 = divide_fp8(group_flags(bind(launch.arguments, launch.folder), launch.line), given)
+    ask(questions(groups), text)
     flags = read_flags(groups, file_text)
     put_bf16(asking_fp8, flags)
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
@@ -200,8 +205,8 @@ def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine
     if not found and other is not None:
         architecture_of(other.entry, other.line)
     if not found and interpreter.state.exits:
-        usage = _USAGE.search(text)
-        shown = f" ({' '.join(usage[1].split())})" if usage is not None else ""
+        usage = usage_of(text)
+        shown = f" ({usage})" if usage else ""
         message = f"the script ends here before it trains; give what it asks for with --arg NAME=VALUE{shown}"
         raise _EndsEarly(interpreter.state.exits[0], message)
     if not found:

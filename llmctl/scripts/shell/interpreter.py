@@ -96,6 +96,7 @@ class Interpreter:
                 for place in range(1, count + 1)
             ]
         self._steps = self._depth = 0
+        self.used: set[str] = set()
         self.shell = ShellCommands(self)
 
     @property
@@ -225,6 +226,7 @@ class Interpreter:
 
     def _outside(self, name: str, line: int) -> Value | None:
         if name in self.world.given:
+            self.used.add(name)
             return plain(self.world.given[name], line)
         return self.world.outside(name, line)
 

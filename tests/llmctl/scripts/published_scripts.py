@@ -9,6 +9,7 @@ scripts of llm-jp's Megatron-LM. Paths and sizes are variables, so that --arg ma
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -43,7 +44,9 @@ def path_of(name: str) -> Path:
 
 def given_to(name: str, *, is_small: bool = False) -> dict[str, str]:
     """Arguments given to a script with --arg."""
+    text = path_of(name).read_text(encoding="utf-8")
     sizes = (_TANUKI if name == "tanuki_phase1" else SMALL) if is_small else {}
+    sizes = {key: value for key, value in sizes.items() if re.search(rf"\b{key}\b", text)}
     return {**_NEEDED.get(name, {}), **sizes, **({"fp8": "bf16"} if name in FP8 else {})}
 
 

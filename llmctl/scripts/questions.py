@@ -1,0 +1,70 @@
+"""Values that a user must give for a script, and those that the user gave."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.precision_meaning import GIVEN
+
+_USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
+_NAME = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\+?=")
+_ARGUMENTS = re.compile(r"\$\{?[#!]?[1-9@*#]|\bshift\b|\bgetopts\b|\bBASH_ARGV\b")
+_SHOWN = 8
+
+
+def usage_of(text: str) -> str:
+    """The script's own line on its usage; empty without one."""
+    usage = _USAGE.search(text)
+    return " ".join(usage[1].split()) if usage is not None else ""
+
+
+def ask(questions: Iterable[tuple[int, str]], text: str) -> None:
+    """Raise an error with all questions, one a line.
+
+    Args:
+        questions: line of the script and sentence of each.
+        text: of the script, whose own usage is told where an argument is asked for.
+
+    Raises:
+        ScriptError: there is a question.
+    """
+    (line, first), *others = list(dict.fromkeys(questions)) or [(0, "")]
+    if not first:
+        return
+    also = "".join(f"\nalso: {f'line {number}: ' if number else ''}{question}" for number, question in others)
+    usage = usage_of(text) if "the script's argument" in f"{first}{also}" else ""
+    raise ScriptError(line, f"{first}{also}{f'{chr(10)}the script says: {usage}' if usage else ''}")
+
+
+def check_given(given: Mapping[str, str], texts: Sequence[str], used: Collection[str]) -> None:
+    """Check that the script asks for each value that the user gave, or sets it.
+
+    Args:
+        given: by --arg.
+        texts: the script and the files that it reads.
+        used: names that the walk through the script met.
+
+    Raises:
+        ScriptError: a name that stands nowhere in them; with the nearest name.
+    """
+    for name in given:
+        if name in used or any(_mentions(text, name) for text in texts):
+            continue
+        if name.isdigit():
+            raise ScriptError(0, f"--arg {name}: the script uses no arguments, not ${name} or $@; leave it out")
+        names = sorted({found for text in texts for pair in _NAME.findall(text) for found in pair if found})
+        near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.upper(), names, n=1)
+        known = f"; it has {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}" if names else ""
+        remedy = f"; did you mean {near[0]}?" if near else f"{known}: leave it out"
+        raise ScriptError(0, f"--arg {name}: the script neither uses nor sets {name}{remedy}")
+
+
+def _mentions(text: str, name: str) -> bool:
+    if name.isdigit():
+        return _ARGUMENTS.search(text) is not None
+    # fp8 is a choice that the flags of a script ask for; any other name is a variable, not a part of a flag.
+    before = r"(?<!\w)" if name == GIVEN else r"(?<!\w)(?<!\s-)(?<!--)"
+    return re.search(rf"{before}{name}(?!\w)", text) is not None

@@ -1,0 +1,106 @@
+"""Values that only the user can give: all are asked for at once, and a value that no script asks for is refused."""
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from llmctl.cli.main import main
+from llmctl.errors import UsageError
+from llmctl.scripts.import_script import ImportedScript, import_script
+
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+FLAGS = (
+    "pretrain_gpt.py --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 "
+    "--global-batch-size 16 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 100 "
+)
+LAUNCH = f"torchrun --nproc_per_node 1 {FLAGS}"
+
+
+def read(folder: Path, text: str, given: dict[str, str] | None = None) -> ImportedScript:
+    path = folder / "train.sh"
+    path.write_text(text)
+    return import_script(path, "train.sh", given or {}, NOW)
+
+
+def test_all_values_that_flags_need_are_asked_for_at_once(tmp_path: Path) -> None:
+    text = f"""# Usage: train.sh LR
+OUT=out/$(whoami)
+{LAUNCH} --lr $1 --min-lr $MIN \\
+  --save $OUT --load $OUT --seed $SEED --tensorboard-dir $NOWHERE"""
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    assert error.value.message.split("\n") == [
+        "train.sh, line 3: --lr: the script's argument $1 is not set; give the value with --arg 1=VALUE",
+        "also: line 3: --min-lr: $MIN is not set; give the value with --arg MIN=VALUE",
+        "also: line 2: --save: $(whoami) is never executed; give the value with --arg OUT=VALUE",
+        "also: line 4: --seed: $SEED is not set; give the value with --arg SEED=VALUE",
+        "the script says: Usage: train.sh LR",
+    ]
+    found = read(tmp_path, text, {"1": "1e-4", "MIN": "1e-5", "OUT": "o", "SEED": "7"})
+    assert found.sections["checkpoint"] == {"save": "o", "load": "o"}
+
+
+def test_one_question_stays_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, f"# usage: LR=1 train.sh\n{LAUNCH} --lr $LR --min-lr $LR")
+    assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("LRR", "train.sh: --arg LRR: the script neither uses nor sets LRR; did you mean LR?"),
+        ("lr", "train.sh: --arg lr: the script neither uses nor sets lr; did you mean LR?"),
+        ("OTHER", "train.sh: --arg OTHER: the script neither uses nor sets OTHER; it has LR, SIZE: leave it out"),
+        ("1", "train.sh: --arg 1: the script uses no arguments, not $1 or $@; leave it out"),
+        ("fp8", "train.sh: --arg fp8: the script neither uses nor sets fp8; it has LR, SIZE: leave it out"),
+    ],
+)
+def test_a_value_that_nothing_asks_for_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, f"SIZE=7\n{LAUNCH} --lr ${{LR:-1e-4}} --seed $SIZE", {name: "9"})
+    assert error.value.message == message
+
+
+def test_a_wrong_name_is_told_before_the_question_for_the_right_one(tmp_path: Path) -> None:
+    text = f"if [ -z $LR ]; then exit 1; fi\n{LAUNCH} --lr $LR"
+    with pytest.raises(UsageError, match="did you mean LR"):
+        read(tmp_path, text, {"LRR": "9"})
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("LR=1e-4", {"LR": "9e-9"}),
+        ("LR=1e-4; LR=2e-4", {"LR": "9e-9"}),
+        ("export LR=1e-4", {"LR": "9e-9"}),
+        ("read LR <<< 1", {"LR": "9e-9"}),
+        ("source ./params.sh", {"LR": "9e-9"}),
+        ("LR=$1", {"1": "9e-9"}),
+        ("while [ $# -gt 0 ]; do case $1 in --lr) LR=$2;; esac; shift 2; done", {"1": "--lr", "2": "9e-9"}),
+        ("set -u; WORDS=($@); LR=${WORDS[1]}", {"1": "x", "2": "9e-9"}),
+        ("KIND=a; NAME=LR_$KIND; LR=${!NAME}", {"LR_a": "9e-9"}),
+    ],
+)
+def test_a_value_that_the_script_sets_or_uses_is_taken(text: str, given: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "params.sh").write_text("LR=3\n")
+    assert read(tmp_path, f"{text}\n{LAUNCH} --lr $LR", given).sections["optimizer"]["lr"] == 9e-9
+
+
+def test_a_file_that_the_script_reads_may_use_a_value(tmp_path: Path) -> None:
+    (tmp_path / "params.sh").write_text('[ -n "$DEBUG" ] && set -x\n')
+    assert read(tmp_path, f"source ./params.sh\n{LAUNCH} --lr 1", {"DEBUG": "1"}).sections["optimizer"]["lr"] == 1
+
+
+def test_words_after_two_dashes_are_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.sh").write_text(
+        f"while [ $# -gt 0 ]; do case $1 in --lr) LR=$2;; esac; shift 2; done\n{LAUNCH} --lr $LR"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["import-script", "train.sh", "--", "--lr", "9e-9"]) == 0
+    assert "lr: 9.0e-09  # --lr" in capsys.readouterr().out
+    assert main(["import-script", "train.sh", "--arg", "2=1", "--", "--lr", "9e-9"]) == 2
+    assert "--arg 2: -- gives the script's arguments already" in capsys.readouterr().err
