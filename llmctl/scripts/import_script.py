@@ -32,6 +32,7 @@ from llmctl.scripts.program_meaning import put_program
 from llmctl.scripts.questions import ask, check_given, usage_of
 from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
+from llmctl.scripts.shell.started import Started
 from llmctl.scripts.shell.state import Run
 from llmctl.scripts.shell.values import Value, missing_of, text_of
 from llmctl.scripts.start_meaning import put_start
@@ -183,17 +184,11 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
 
 def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine]:
     """The only command of the script that trains."""
-
-    def nested(words: Sequence[Value], line: int) -> list[Run]:
-        before = len(interpreter.state.runs)
-        interpreter.state.variables["PWD"] = run.folder
-        interpreter.shell.nested(words, line)
-        return interpreter.state.runs[before:]
-
+    shells = Started(interpreter)
     found: list[tuple[Run, LaunchLine]] = []
     other: LaunchLine | None = None
     for run in list(interpreter.state.runs):
-        launch = read_launch_line(run, nested)
+        launch = read_launch_line(run, shells)
         if launch is not None and launch.trains:
             found.append((run, launch))
         elif launch is not None:
@@ -209,6 +204,8 @@ def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine
         shown = f" ({usage})" if usage else ""
         message = f"the script ends here before it trains; give what it asks for with --arg NAME=VALUE{shown}"
         raise _EndsEarly(interpreter.state.exits[0], message)
+    if not found and shells.unread:
+        raise ScriptError(*shells.unread[0])
     if not found:
         raise ScriptError(0, "starts no training program; a line such as torchrun pretrain_gpt.py is needed")
     return found[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from llmctl.scripts.directives import JobWord, excluded_nodes
 from llmctl.scripts.errors import ScriptError
@@ -26,6 +27,8 @@ from llmctl.site.job import parse_nodes
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?|pypy3?")
 _TRAINS = re.compile(r"(?:.*/)?(?:pretrain_\w+|train_\w+|train|finetune\w*|main|run_\w+)\.py")
+_SHELLS = ("bash", "sh", "zsh")
+_SHELL_FILE = re.compile(r".*\.(sh|bash)")
 _PYTHON_FILE = re.compile(r".*\.py")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SELF_DECIDED = "llmctl and the cluster's profile decide this"
@@ -62,12 +65,22 @@ class LaunchLine:
         return bool(_TRAINS.fullmatch(self.entry)) and not self.entry.endswith(("tools/main.py", "setup.py"))
 
 
-def read_launch_line(run: Run, nested: Callable[[Sequence[Value], int], list[Run]]) -> LaunchLine | None:
+class Shells(Protocol):
+    """Commands of the shells that a command starts."""
+
+    def text(self, words: Sequence[Value], run: Run) -> list[Run]:
+        """The commands of ``bash -c``."""
+
+    def script(self, words: Sequence[Value], run: Run) -> list[Run] | None:
+        """The commands of a script; None if it cannot be read."""
+
+
+def read_launch_line(run: Run, shells: Shells) -> LaunchLine | None:
     """The launch line of a command; None if the command starts no Python program.
 
     Args:
         run: the command.
-        nested: the commands of ``bash -c``.
+        shells: read the shells that the command starts.
 
     Raises:
         ScriptError: an unknown launcher in front of a training program.
@@ -82,11 +95,12 @@ def read_launch_line(run: Run, nested: Callable[[Sequence[Value], int], list[Run
         if _ASSIGNMENT.fullmatch(text_of(words[0])) and found.programs:
             variable, _, _ = text_of(words[0]).partition("=")
             found.environment[variable] = _after(words.pop(0), len(variable) + 1)
-        elif name in ("bash", "sh", "zsh"):
-            inner = _shell_command(words, run, nested)
+        elif name in _SHELLS or _SHELL_FILE.fullmatch(name):
+            inner = _inner_command(name, words, run, shells)
             if inner is None:
                 return None
             words, found.folder = list(inner.words), inner.folder
+            found.environment |= inner.environment
         elif _PYTHON.fullmatch(name):
             if not _read_python(words, found):
                 return found if found.entry else None
@@ -226,15 +240,46 @@ def _image(value: Value, option: str, found: LaunchLine) -> None:
     found.words.append(JobWord(line, f"{option} {text_of(value)}", "container", text_of(value)))
 
 
-def _shell_command(words: list[Value], run: Run, nested: Callable[[Sequence[Value], int], list[Run]]) -> Run | None:
-    """The only command of ``bash -c`` that could train."""
-    place = next((number for number, word in enumerate(words) if re.fullmatch(r"-\w*c", text_of(word))), None)
-    if place is None or place + 1 >= len(words):
-        return None
-    inner = [
-        one for one in nested(words[place + 1 : place + 2], run.line) if any(".py" in text_of(w) for w in one.words)
-    ]
-    return inner[-1] if inner else None
+def _inner_command(name: str, words: list[Value], run: Run, shells: Shells) -> Run | None:
+    """The only command of a shell, or of a script, that could train."""
+    if name in _SHELLS:
+        return _shell_command(words, run, shells)
+    found = _command_of_script(words, run, shells)
+    if found is None:
+        _check_unknown(run.line, name, words)
+    return found
+
+
+def _shell_command(words: list[Value], run: Run, shells: Shells) -> Run | None:
+    """The only command of ``bash -c``, or of ``bash FILE``, that could train."""
+    options = 1
+    while options < len(words) and text_of(words[options])[:1] in ("-", "+") and missing_of(words[options]) is None:
+        option = text_of(words[options])
+        if re.fullmatch(r"-\w*c", option):
+            text = shells.text(words[options + 1 : options + 2], run) if options + 1 < len(words) else []
+            inner = [one for one in text if any(".py" in text_of(word) for word in one.words)]
+            return inner[-1] if inner else None
+        options += 2 if option in ("-o", "+o", "-O", "+O", "--rcfile", "--init-file") else 1
+    return _command_of_script(words[options:], run, shells) if options < len(words) else None
+
+
+def _command_of_script(words: list[Value], run: Run, shells: Shells) -> Run | None:
+    """The only command of a script that trains.
+
+    Raises:
+        ScriptError: two commands of the script train.
+    """
+    found = []
+    for one in shells.script(words, run) or ():
+        launch = read_launch_line(one, shells)
+        if launch is not None and launch.trains:
+            found.append(one)
+    if len(found) > 1:
+        shown = text_of(words[0])
+        raise ScriptError(
+            run.line, f"{shown} starts a training program twice; a config has one: leave one in the script"
+        )
+    return found[0] if found else None
 
 
 def _after(value: Value, length: int) -> Value:

@@ -7,7 +7,7 @@ import pytest
 
 from llmctl.cli.main import main
 from llmctl.errors import UsageError
-from llmctl.scripts.import_script import ImportedScript, import_script
+from llmctl.scripts.import_script import ImportedScript, flags_of, import_script
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 FLAGS = (
@@ -15,6 +15,18 @@ FLAGS = (
     "--global-batch-size 16 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 100 "
 )
 LAUNCH = f"torchrun --nproc_per_node 1 {FLAGS}"
+COUNTED = """if [ $# -ne 3 ]; then echo "Usage: $0 SIZE LR DATA"; exit 1; fi
+SIZE=$1; shift; LR=$1; shift
+torchrun --nproc_per_node 1 pretrain_gpt.py --num-layers $SIZE --lr $LR
+"""
+NAMED = """while [ $# -gt 0 ]; do case $1 in --size) SIZE=$2; shift 2;; esac; done
+if [ -z "$SIZE" ]; then echo "usage: train.sh --size N"; exit 1; fi
+torchrun --nproc_per_node 1 pretrain_gpt.py --num-layers $SIZE
+"""
+
+ENDS = """if [ -z "$SIZE" ]; then echo "usage: SIZE=N bash train.sh"; exit 1; fi
+torchrun --nproc_per_node 1 pretrain_gpt.py --num-layers $SIZE
+"""
 
 
 def read(folder: Path, text: str, given: dict[str, str] | None = None) -> ImportedScript:
@@ -104,3 +116,27 @@ def test_words_after_two_dashes_are_the_arguments(
     assert "lr: 9.0e-09  # --lr" in capsys.readouterr().out
     assert main(["import-script", "train.sh", "--arg", "2=1", "--", "--lr", "9e-9"]) == 2
     assert "--arg 2: -- gives the script's arguments already" in capsys.readouterr().err
+
+
+def words(folder: Path, text: str, **given: str) -> list[str]:
+    path = folder / "train.sh"
+    path.write_text(text)
+    groups = flags_of(path, {name.lstrip("_"): value for name, value in given.items()}, NOW)
+    return [word if group.missing is None else group.missing.problem for group in groups for word in group.words[1:]]
+
+
+def test_a_script_that_counts_its_arguments_asks_for_those_that_its_flags_need(tmp_path: Path) -> None:
+    asked = ["the script's argument $1 is not set; give the value with --arg 1=VALUE", "0.1"]
+    assert words(tmp_path, COUNTED, _2="0.1") == asked
+    assert words(tmp_path, COUNTED, _1="2", _2="0.1") == ["2", "0.1"]
+
+
+def test_a_script_that_ends_shows_its_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"line 1: the script ends here .* \(usage: SIZE=N bash train\.sh\)"):
+        words(tmp_path, ENDS)
+
+
+def test_a_named_argument_is_asked_for_by_its_variable(tmp_path: Path) -> None:
+    assert "--arg SIZE=VALUE" in words(tmp_path, NAMED)[0]
+    assert words(tmp_path, NAMED, SIZE="2") == ["2"]
+    assert words(tmp_path, NAMED, _1="--size", _2="3") == ["3"]
