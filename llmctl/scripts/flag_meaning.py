@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,8 @@ from llmctl.scripts.deepspeed import read_deepspeed
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.values import Missing, Value, missing_of, text_of
 from trainer.config.counted_flags import COUNTED
+from trainer.config.forks.ignored import DENSE
+from trainer.config.megatron_flags import SQUARE_ROOTS
 from trainer.planning.command_line import UsageError, parse_command_line
 
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
@@ -165,6 +167,7 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
         same = [place for place in setters if alone[place].get(key) == value]
         if setters:
             found.origins[key] = meant[(same or setters)[-1]].origin
+    _note_what_yields(meant, alone, found)
     for group in groups:
         if group.name in _DEEPSPEED_CONFIG:
             _read_deepspeed(group, found, file_text)
@@ -174,6 +177,13 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
 def _is_own_folder(group: FlagGroup) -> bool:
     """True for a folder that the id of the job names."""
     return group.missing is not None and group.missing.what in _JOB_IDS and group.name in _OWN_FOLDER
+
+
+def _note_what_yields(meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[str, Any]], found: FlagMeaning) -> None:
+    """Tell what sets a key by itself and none beside the other flags: the single expert of Megatron-DeepSpeed."""
+    for place, values in alone.items():
+        if values and not values.keys() & found.values.keys():
+            found.without_effect.append((meant[place].line, " ".join(meant[place].words), DENSE))
 
 
 def _is_unknown_label(group: FlagGroup) -> bool:
@@ -199,8 +209,9 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
 
 
 def _counted_key(group: FlagGroup) -> str | None:
-    """The key that a length in samples or tokens sets; by itself, without a batch size, such a flag has no value."""
-    return COUNTED.get(group.name.replace("_", "-"))
+    """The key that a flag sets only beside others: a length in samples or tokens, or the root of a size."""
+    name = group.name.replace("_", "-")
+    return SQUARE_ROOTS[name][0] if name in SQUARE_ROOTS else COUNTED.get(name)
 
 
 def _line_of_error(groups: Sequence[FlagGroup], message: str) -> int:

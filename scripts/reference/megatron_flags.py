@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainer.config.counted_flags import COUNTED
-from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
 from trainer.planning.command_line import flag_keys
 
 RECORDED = Path(__file__).parents[2] / "tests/recorded/megatron_flags.txt"
@@ -12,7 +12,8 @@ _HEAD = """# Flags of Megatron-LM
 Every flag of Megatron-LM has one of three answers: it sets a key of the [config](config.md), it has no effect for the
 stated reason, or it is refused with the stated sentence. [The guide](../guide/megatron-flags.md) is about using them.
 `python -m scripts.reference` makes this page. The names are those of NVIDIA/Megatron-LM at commit d98e8a64, and further
-ones of older releases, of llm-jp's and GENIAC's Megatron-LM and of Megatron-DeepSpeed. `--use_wandb` and `--use-wandb`
+ones of older releases, of llm-jp's, GENIAC's and swiss-ai's Megatron-LM and of Microsoft's, Argonne's and
+bigscience's Megatron-DeepSpeed. `--use_wandb` and `--use-wandb`
 are the same flag.
 
 | flag | answer | meaning |
@@ -39,6 +40,9 @@ def answer(flag: str) -> tuple[str, str]:
         return "meant", f"`{alias.key}`" + (f" = `{alias.value}`" if isinstance(alias.value, (str, int, float)) else "")
     if flag in COUNTED:
         return "meant", f"`{COUNTED[flag]}`, converted to iterations"
+    if flag in SQUARE_ROOTS:
+        key, of = SQUARE_ROOTS[flag]
+        return "meant", f"`{key}`, the square root of `{of}`"
     if flag in WITHOUT_EFFECT:
         return "no effect", WITHOUT_EFFECT[flag].reason
     return "refused", REFUSED[flag]
@@ -46,6 +50,6 @@ def answer(flag: str) -> tuple[str, str]:
 
 def flags_page() -> str:
     """The whole page."""
-    flags = sorted({*recorded_flags(), *ALIASES, *COUNTED, *WITHOUT_EFFECT, *REFUSED})
+    flags = sorted({*recorded_flags(), *ALIASES, *COUNTED, *SQUARE_ROOTS, *WITHOUT_EFFECT, *REFUSED})
     rows = ("| `--{}` | {} | {} |".format(flag, *answer(flag)) for flag in flags)
     return _HEAD + "\n".join(rows) + "\n"

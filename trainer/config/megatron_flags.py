@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer.config.forks.ignored import fork_ignored
+from trainer.config.forks.refused import fork_refused
 from trainer.config.ignored_flags import ignored_flags
 from trainer.config.unsupported_flags import unsupported_flags
 
@@ -24,7 +26,7 @@ class Alias:
         yields: the alias loses if the key is also set by its own name; of a mapping, the entries that are set there.
         entry: entry of a mapping that the flag sets; None sets the whole key.
         words: value of the key for each argument; None takes the argument itself.
-        also: further keys that a flag without an argument sets.
+        also: further keys that the flag sets, each to its own value.
     """
 
     key: str
@@ -43,11 +45,13 @@ class WithoutEffect:
         reason: sentence for the log that says why nothing need be done.
         values: number of arguments that follow; -1 for one or more.
         only: values for which the reason holds; the flag is refused with any other value.
+        otherwise: what to do instead of another value.
     """
 
     reason: str
     values: int = 0
     only: tuple[str, ...] = ()
+    otherwise: str = ""
 
 
 # Megatron-LM, megatron/core/models/common/embeddings/rotary_pos_embedding.py, RotaryEmbedding._apply_scaling.
@@ -102,6 +106,18 @@ ALIASES: dict[str, Alias] = {
     "deepspeed-activation-checkpointing": _FULL_RECOMPUTE,
     "zero-stage": Alias("parallel.data_parallel_sharding_strategy", words=_ZERO_STAGES),
     "no-pipeline-parallel": Alias("parallel.pipeline_model_parallel_size", 1, yields=True),
+    # DeepSpeed's sequence parallelism is Ulysses: ranks share the tokens, and the heads during attention.
+    "ds-sequence-parallel-size": Alias(
+        "parallel.context_parallel_size", also=(Alias("parallel.cp_comm_type", "a2a", yields=True),)
+    ),
+    "num-key-value-heads": Alias("model.num_query_groups"),
+    "rotary-position-embeddings-theta": Alias("model.rotary_base"),
+    "cpu-optimizer": Alias("optimizer.optimizer_cpu_offload", True),
+    # bigscience's Megatron-DeepSpeed: a folder, or a name of the Hugging Face hub.
+    "tokenizer-name-or-path": Alias("data.tokenizer_model"),
+    # swiss-ai's and llm-jp's Megatron-LM.
+    "input-embeddings-multiplier": Alias("model.embedding_scale"),
+    "z-loss-strength": Alias("model.z_loss_coeff"),
     "log-memory-to-tensorboard": Alias("logging.log_memory", True),
     "log-device-memory-used": Alias("logging.log_memory", True),
     "log-batch-size-to-tensorboard": Alias("logging.log_batch_size", True),
@@ -124,6 +140,9 @@ _EXPERT_KERNELS = "expert kernels are selected for the device; the result is the
 _FP32_STATE = "main gradients, master weights and moments are always float32"
 _DISPATCHERS = ("alltoall", "alltoall_seq", "allgather", "flex")
 _DEEPSPEED = "is a flag of Megatron-DeepSpeed; "
+_OWN_LAYOUT = "use --pipeline-model-parallel-layout for another division of the layers than by cost"
+_SHARED_RANKS = "encoder and decoder are on the same ranks"
+_NO_ENCODER_RANKS = "encoder and decoder are on the same ranks; leave the flag out, and count its ranks as replicas"
 _SCHEDULE = "the learning rate always follows the config, and the number of steps the checkpoint"
 
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
@@ -145,6 +164,10 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "attention-softmax-in-fp32": WithoutEffect("the softmax of attention always accumulates in fp32"),
     "accumulate-allreduce-grads-in-fp32": WithoutEffect("gradients are always accumulated and reduced in fp32"),
     "no-query-key-layer-scaling": WithoutEffect("attention scores are never scaled by the layer number"),
+    "apply-query-key-layer-scaling": WithoutEffect(
+        "Megatron-LM divides scores by the layer number against an overflow of fp16 and multiplies them again in the "
+        "softmax; here scores are kept in fp32, which needs no such detour"
+    ),
     "distribute-saved-activations": WithoutEffect(
         "--sequence-parallel already shards the activations kept for recompute over tensor-parallel ranks"
     ),
@@ -231,10 +254,22 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "log-optimizer-states-to-tensorboard": WithoutEffect(
         _DEEPSPEED + "of the optimizer's state only the norm of the gradient is logged"
     ),
+    "pp-partition-method": WithoutEffect(
+        _BALANCED, 1, ("type:transformer|embedding", "type:transformer", "parameters"), _OWN_LAYOUT
+    ),
+    "DDP-impl": WithoutEffect(
+        "gradients are reduced in buckets of this trainer's own",
+        1,
+        ("local", "torch"),
+        "use --data-parallel-sharding-strategy optim_grads_params for a fully sharded training",
+    ),
+    "encoder-pipeline-model-parallel-size": WithoutEffect(_SHARED_RANKS, 1, ("0",), _NO_ENCODER_RANKS),
+    "encoder-tensor-model-parallel-size": WithoutEffect(_SHARED_RANKS, 1, ("0",), _NO_ENCODER_RANKS),
     "override-opt-param-scheduler": WithoutEffect(_SCHEDULE),
+    "override-lr-scheduler": WithoutEffect(_SCHEDULE),
     "ckpt-format": WithoutEffect("there is a single checkpoint format, which every parallel layout can load", 1),
     "use-dist-ckpt": WithoutEffect("there is a single checkpoint format, which every parallel layout can load"),
-    **{name: WithoutEffect(*meaning) for name, meaning in ignored_flags().items()},
+    **{name: WithoutEffect(*meaning) for name, meaning in (ignored_flags() | fork_ignored()).items()},
 }
 
 _TORCHRUN = "is a flag of the launcher; give it to torchrun, before -m trainer"
@@ -273,7 +308,6 @@ REFUSED: dict[str, str] = {
     "deepspeed-config": "the file is not read; give its meaning by flags: --zero-stage, --bf16 or --fp16, --clip-grad, "
     "--optimizer-cpu-offload",
     "data-parallel-random-init": "replicas must start from the same weights; leave the flag out",
-    "use-embedding-scaling": "use --embedding-scale with the factor, such as the square root of --hidden-size",
     "tokenizer-metadata": "the kind of the tokenizer follows from its files or --tokenizer-type; leave the flag out",
     "padded-vocab-size": "use --vocab-size, which is padded to a multiple of --make-vocab-size-divisible-by",
     "no-pad-vocab-size": "use --make-vocab-size-divisible-by 1 instead",
@@ -301,7 +335,18 @@ REFUSED: dict[str, str] = {
     "local-rank": _TORCHRUN,
     "use-env": _TORCHRUN,
     **unsupported_flags(),
+    **fork_refused(),
 }
+
+SQUARE_ROOTS = {"use-embedding-scaling": ("model.embedding_scale", "model.hidden_size")}
+"""Flag without an argument -> the key that it sets to the square root of another key (llm-jp's Megatron-LM)."""
+
+SPELLINGS: dict[str, Mapping[str, str]] = {
+    "normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"},
+    "tokenizer-type": {"PretrainedFromHF": "HuggingFaceTokenizer", "HFTokenizer": "HuggingFaceTokenizer"},
+    "position-embedding-type": {"absolute": "learned_absolute", "rotary": "rope"},
+}
+"""Flag -> values as forks spell them, and the key's own value."""
 
 TokenizerType = Literal[
     "HuggingFaceTokenizer",

@@ -96,7 +96,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (
         "is not supported; leave the flag out",
         """
-        adlr-autoresume adlr-autoresume-interval apply-query-key-layer-scaling attention-output-gate
+        adlr-autoresume adlr-autoresume-interval attention-output-gate
         batch-invariant-backend batch-invariant-mode cache-mla-latents check-for-large-grads
         check-weight-hash-across-dp-replicas-interval config-logger-dir
         ddp-param-name-patterns-for-fp32-local-accumulation ddp-reduce-scatter-with-fp32-accumulation

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from trainer.config.counted_flags import COUNTED
 from trainer.config.errors import ConfigError, joined
-from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
 from trainer.config.sections.section import Section
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
@@ -78,6 +78,9 @@ def megatron_flag_problem(name: str, keys: Sequence[str]) -> str | None:
         return f"is Megatron-LM's --{flag}; use {alias.key}{value if alias.entry is None else f' with {alias.entry}'}"
     if flag in COUNTED:
         return f"is Megatron-LM's --{flag}; use {COUNTED[flag]}, in iterations"
+    if flag in SQUARE_ROOTS:
+        key, of = SQUARE_ROOTS[flag]
+        return f"is Megatron-LM's --{flag}; use {key} with the square root of {of}"
     if flag in WITHOUT_EFFECT:
         return f"is Megatron-LM's --{flag}, which has no key here: {WITHOUT_EFFECT[flag].reason}; leave it out"
     return f"is Megatron-LM's --{flag}, which {_as_clause(REFUSED[flag])}" if flag in REFUSED else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,15 @@ from typing import Any
 
 from trainer.config.counted_flags import COUNTED, iterations_of
 from trainer.config.errors import ConfigError
-from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT, Alias
+from trainer.config.forks.ignored import DENSE, EXPERTS_REFUSED, expert_flags
+from trainer.config.megatron_flags import ALIASES, REFUSED, SPELLINGS, SQUARE_ROOTS, WITHOUT_EFFECT, Alias
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config, known_keys, names_start
 
 _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
 
+_EXPERTS = "model.num_experts"
 _MOST_EDITS = 2
 _LETTERS_PER_EDIT = 5
 
@@ -55,13 +58,16 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     keys = flag_keys()
     yielding: dict[str, Any] = {}
     counted: dict[str, str] = {}
-    for flag, values in _flags(arguments):
+    flags = _flags(arguments)
+    for flag, values in flags:
         if flag == "config":
             result.config_file = Path(_one(flag, values))
         elif flag in keys:
             result.values[keys[flag]] = _key_value(flag, keys[flag], values)
         elif flag in ALIASES:
             _take_alias(flag, values, result.values, yielding)
+        elif flag in SQUARE_ROOTS:
+            _none(flag, values, None)
         elif flag in COUNTED:
             counted[flag] = _one(flag, values)
         elif flag in WITHOUT_EFFECT:
@@ -75,15 +81,38 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
         result.values.update(iterations_of(counted, result.values))
     except ValueError as error:
         raise UsageError(str(error)) from None
+    _take_square_roots(flags, result.values)
     _fill_in(result.values, yielding)
+    _take_out_experts([flag for flag, _ in flags], result)
     return result
 
 
 def _take_alias(flag: str, values: Sequence[str], settled: dict[str, Any], yielding: dict[str, Any]) -> None:
-    for alias in (ALIASES[flag], *ALIASES[flag].also):
+    first = ALIASES[flag]
+    for alias in (first, *first.also):
         target = yielding if alias.yields else settled
-        value = _alias_value(flag, alias, values)
+        value = _alias_value(flag, alias, values) if alias is first else alias.value
         target[alias.key] = value if alias.entry is None else {**target.get(alias.key, {}), alias.entry: value}
+
+
+def _take_square_roots(flags: Sequence[tuple[str, Sequence[str]]], settled: dict[str, Any]) -> None:
+    for flag in [flag for flag, _ in flags if flag in SQUARE_ROOTS]:
+        key, of = SQUARE_ROOTS[flag]
+        text = str(settled.get(of, ""))
+        if not text.isdecimal():
+            raise UsageError(f"--{flag}: is the square root of --{of.rpartition('.')[2].replace('_', '-')}; give both")
+        settled.setdefault(key, math.sqrt(int(text)))
+
+
+def _take_out_experts(flags: Sequence[str], line: CommandLine) -> None:
+    """Of a command line of Megatron-DeepSpeed, where a single expert means none."""
+    given = [flag for flag in flags if flag in expert_flags()]
+    if not given or _EXPERTS not in line.values:
+        return
+    if line.values[_EXPERTS] != "1":
+        raise UsageError(f"--{given[0]}: {EXPERTS_REFUSED}")
+    del line.values[_EXPERTS]
+    line.notes.append(f"--num-experts 1 is without effect here: {DENSE}")
 
 
 def _fill_in(settled: dict[str, Any], yielding: dict[str, Any]) -> None:
@@ -149,7 +178,8 @@ def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
         if not values:
             raise UsageError(f"--{flag}: takes one or more values")
         return list(values)
-    return _one(flag, values)
+    value = _one(flag, values)
+    return SPELLINGS.get(flag, {}).get(value, value)
 
 
 def _without_effect(flag: str, values: Sequence[str]) -> str:
@@ -159,12 +189,13 @@ def _without_effect(flag: str, values: Sequence[str]) -> str:
     if 0 <= accepted.values != len(values):
         raise UsageError(f"--{flag}: takes {accepted.values or 'no'} value{'s' * (accepted.values != 1)}")
     if accepted.only and values[0] not in accepted.only:
-        raise UsageError(f"--{flag}: {values[0]!r} is not available here; use {' or '.join(accepted.only)}")
+        remedy = accepted.otherwise or f"use {' or '.join(accepted.only)}"
+        raise UsageError(f"--{flag}: {values[0]!r} is not available here; {remedy}")
     return f"--{' '.join([flag, *values])} is without effect here: {accepted.reason}"
 
 
 def _unknown(flag: str, keys: Mapping[str, str]) -> str:
-    near = _nearest_word(flag, [*keys, *ALIASES, *COUNTED, *WITHOUT_EFFECT, "config"])
+    near = _nearest_word(flag, [*keys, *ALIASES, *COUNTED, *SQUARE_ROOTS, *WITHOUT_EFFECT, "config"])
     return f"--{flag}: unknown flag" + (f"; did you mean --{near}?" if near else "; flags are the config's keys")
 
 

@@ -78,7 +78,7 @@ def _key(key: Key) -> str:
 def _flag(flag: str) -> str:
     """The answer to a flag of Megatron-LM: the key that it sets, no effect, or a refusal."""
     from trainer.config.counted_flags import COUNTED
-    from trainer.config.megatron_flags import ALIASES, REFUSED, WITHOUT_EFFECT
+    from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
     from trainer.planning.command_line import flag_keys
 
     keys = flag_keys()
@@ -88,11 +88,14 @@ def _flag(flag: str) -> str:
         sets = f" to {plain(value)}" if isinstance(value, (bool, int, float, str)) else ""
         how = ", converted to iterations" if flag in COUNTED else ""
         return f"--{flag}: sets {key}{sets}{how}\n{_key(all_keys()[key])}"
+    if flag in SQUARE_ROOTS:
+        key, of = SQUARE_ROOTS[flag]
+        return f"--{flag}: sets {key} to the square root of {of}\n{_key(all_keys()[key])}"
     if flag in WITHOUT_EFFECT:
         return f"--{flag}: has no effect: {WITHOUT_EFFECT[flag].reason}"
     if flag in REFUSED:
         return f"--{flag}: is refused: {REFUSED[flag]}"
-    every = [*keys, *ALIASES, *COUNTED, *WITHOUT_EFFECT, *REFUSED]
+    every = [*keys, *ALIASES, *COUNTED, *SQUARE_ROOTS, *WITHOUT_EFFECT, *REFUSED]
     near = difflib.get_close_matches(flag, every, n=3)
     hint = f"; did you mean {', '.join(f'--{each}' for each in near)}?" if near else ""
     raise UsageError(f"--{flag}: Megatron-LM has no flag of this name{hint}")
