@@ -288,3 +288,8 @@ def _put_back(root: Path) -> None:
         aside, final = root / match[0], root / match[1]
         if not final.exists() and damage(aside) is None:
             aside.rename(final)
+
+
+def is_own_checkpoint(restored: Path | None, save: Path | None) -> bool:
+    """True if a run continues one of its own checkpoints, not a folder of weights that lies beside them."""
+    return restored is not None and restored.parent == save and restored.name.startswith("iter_")

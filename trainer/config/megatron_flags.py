@@ -117,6 +117,8 @@ ALIASES: dict[str, Alias] = {
     "tokenizer-name-or-path": Alias("data.tokenizer_model"),
     # swiss-ai's and llm-jp's Megatron-LM.
     "input-embeddings-multiplier": Alias("model.embedding_scale"),
+    # bigscience's older name.
+    "use-checkpoint-lr-scheduler": Alias("optimizer.use_checkpoint_opt_param_scheduler", True),
     "z-loss-strength": Alias("model.z_loss_coeff"),
     "log-memory-to-tensorboard": Alias("logging.log_memory", True),
     "log-device-memory-used": Alias("logging.log_memory", True),
@@ -150,7 +152,10 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "follows from the device: nccl on GPUs, gloo on CPU", 1, only=("nccl", "gloo")
     ),
     "use-checkpoint-args": WithoutEffect(
-        "the config gives the model's shape; a checkpoint of another shape is refused"
+        "what the config leaves out of the model's shape is always taken from --load, and another shape is refused"
+    ),
+    "use-mp-args-from-checkpoint-args": WithoutEffect(
+        "every layout loads every checkpoint, and the config alone gives the layout; the result is the same"
     ),
     "use-mcore-models": WithoutEffect(_CORE),
     "use-legacy-models": WithoutEffect(_CORE),
@@ -303,8 +308,7 @@ REFUSED: dict[str, str] = {
     "fp8-format": _FP8,
     "fp8-hybrid": _FP8,
     "fp8-e4m3": _FP8,
-    "use-checkpoint-opt-param-scheduler": "the learning rate follows the config; give the schedule of the checkpoint's "
-    "config by --lr, --min-lr, --lr-decay-style, --lr-decay-iters and --lr-warmup-iters",
+    "rampup-batch-size": "the global batch size is constant; leave the flag out",
     "deepspeed-config": "the file is not read; give its meaning by flags: --zero-stage, --bf16 or --fp16, --clip-grad, "
     "--optimizer-cpu-offload",
     "data-parallel-random-init": "replicas must start from the same weights; leave the flag out",

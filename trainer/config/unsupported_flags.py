@@ -195,7 +195,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo non-persistent-local-ckpt-dir
         non-persistent-save-interval persistent-save-interval replication replication-factor replication-jump
         save-activations-interval save-dgrads-interval save-params-interval save-tokens-per-expert-interval
-        save-wgrads-interval use-mp-args-from-checkpoint-args
+        save-wgrads-interval
         """,
     ),
     (

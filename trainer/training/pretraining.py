@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint.directory import AnotherModelError, CheckpointError
+from trainer.checkpoint.directory import AnotherModelError, CheckpointError, is_own_checkpoint
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.checkpoint.saved_progress import (
@@ -24,6 +24,7 @@ from trainer.checkpoint.saved_progress import (
     check_start_is_not_missing,
     describe_lack,
 )
+from trainer.checkpoint.saved_schedule import follow_saved_schedule
 from trainer.config.errors import ConfigError
 from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.loading.build import build_data
@@ -285,7 +286,8 @@ def _build_loop(
         writer.prepare(mesh.rank, has_saved=saved is not None)
     attempt.heartbeat.beat(0, "loading")
     restored = restore(config, save, model, optimizer, progress, device, labels, saved)
-    saved_iteration = progress.iteration if _is_own(restored, save) else None
+    config, writer = follow_saved_schedule(config, restored, save, writer, mesh.rank)
+    saved_iteration = progress.iteration if is_own_checkpoint(restored, save) else None
     if writer is not None and mesh.rank == 0:
         writer.note_saved(saved_iteration)
     loader = _build_loader(config, mesh, data, progress, device)
@@ -338,11 +340,6 @@ def _build_writer(
     record = attempt.run.saved if attempt.run is not None else None
     fence = (attempt.fencing_token, attempt.lock)
     return CheckpointWriter(save, attempt.config, vocab_size, number, device, labels, record, *fence)
-
-
-def _is_own(restored: Path | None, save: Path | None) -> bool:
-    """True if the run continues one of its own checkpoints, not a folder of weights that lies beside them."""
-    return restored is not None and restored.parent == save and restored.name.startswith("iter_")
 
 
 def _build_loader(

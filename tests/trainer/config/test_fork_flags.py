@@ -40,6 +40,8 @@ def test_other_names_of_keys_and_of_values():
     values = parse_command_line(["--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", "t5-small"]).values
     assert values == {"data.tokenizer_type": "HuggingFaceTokenizer", "data.tokenizer_model": "t5-small"}
     assert config_of("--z-loss-strength", "1e-4").model.z_loss_coeff == 1e-4
+    for flag in ("--use-checkpoint-opt_param-scheduler", "--use-checkpoint-lr-scheduler"):
+        assert config_of(flag).optimizer.use_checkpoint_opt_param_scheduler
 
 
 @pytest.mark.parametrize("flags", [["--use-embedding-scaling", *MODEL], [*MODEL, "--use-embedding-scaling"]])
@@ -97,6 +99,8 @@ def test_what_would_train_something_else_is_refused(flags, match):
         ["--encoder-tensor-model-parallel-size", "0"],
         ["--apply-query-key-layer-scaling"],
         ["--no-load-lr-state"],
+        ["--use-checkpoint-args"],
+        ["--use-mp-args-from-checkpoint-args"],
         ["--zero-allgather-bucket-size", "5e8"],
     ],
 )

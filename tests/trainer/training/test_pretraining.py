@@ -243,3 +243,24 @@ def test_labels_that_count_are_counted_once_in_every_layout(tmp_path):
         assert losses == pytest.approx(found["data"], rel=1e-5)
     # With such small untrained weights every token has about the same loss, so the divisor was the right count.
     assert found["data"] == pytest.approx([math.log(251)] * 2, rel=0.04)
+
+
+def test_a_resume_goes_on_with_the_schedule_of_its_checkpoint(tmp_path):
+    """Megatron-LM's --use-checkpoint-opt_param-scheduler: twice, so that the second checkpoint has the first's."""
+    first = {"lr": 1e-2, "min_lr": 1e-3, "lr_decay_style": "linear", "lr_warmup_iters": 0, "lr_decay_iters": 8}
+    other = {"lr": 5e-2, "min_lr": 0.0, "lr_decay_style": "cosine", "lr_warmup_iters": 1, "lr_decay_iters": 9}
+
+    def rates(run, number, exit_at, optimizer):
+        with start(run, "tp2", number, training={"exit_interval": exit_at}, optimizer=optimizer) as attempt:
+            assert attempt.finish() == "stopped"
+        return {iteration: row["learning_rate"] for (iteration, is_valid), row in rows(run).items() if not is_valid}
+
+    expected = rates(tmp_path / "whole", 1, 6, first)
+    run = tmp_path / "run"
+    rates(run, 1, 2, first)
+    for number, exit_at in ((2, 4), (3, 6)):
+        seen = rates(run, number, exit_at, {**other, "use_checkpoint_opt_param_scheduler": True})
+    assert seen == expected
+    assert "goes on: lr 0.01 instead of 0.05, min_lr 0.001 instead of 0.0, lr_decay_style 'linear'" in log(run, 0, 3)
+    changed = rates(run, 4, 8, other)
+    assert changed[7] != 1e-2 - 6 / 8 * 9e-3

@@ -31,6 +31,9 @@ class OptimizerConfig(Section):
     """With WSD: curve of the decay."""
     lr_wsd_decay_iters: PositiveInt | PositiveFloat | None = None
     """With WSD (warmup, stable, decay): iterations of the decay, the last ones before lr_decay_iters."""
+    use_checkpoint_opt_param_scheduler: bool = False
+    """Go on with the schedule of the checkpoint that a run continues: lr, min_lr, style and lengths of decay and
+    warmup, and weight decay. Those of the config hold without such a checkpoint; lr_warmup_init and lr_wsd_* always."""
     weight_decay: NonNegativeFloat = 0.01
     """Applies to matrices and tables, not to biases and norms."""
     start_weight_decay: NonNegativeFloat | None = None
