@@ -7,7 +7,7 @@ _NAMES = {
     "model.num_layers": "layers n_layers n_layer num_hidden_layers depth",
     "model.hidden_size": "hidden hidden_dim d_model dim n_embd embed_dim embedding_dim width",
     "model.ffn_hidden_size": "intermediate_size ffn ffn_dim d_ff n_inner",
-    "model.num_query_groups": "kv_heads n_kv_heads num_kv_heads",
+    "model.num_query_groups": "kv_heads n_kv_heads num_kv_heads num_key_value_heads",
     "model.kv_channels": "head_dim",
     "model.max_position_embeddings": "n_positions n_ctx",
     "model.vocab_size": "vocab n_vocab",

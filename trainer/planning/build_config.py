@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from trainer.config.counted_flags import COUNTED
 from trainer.config.errors import ConfigError, joined
 from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
+from trainer.config.other_names import OTHER_NAMES
 from trainer.config.sections.section import Section
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
@@ -70,7 +71,7 @@ def _problem(key: str, detail: ErrorDetails) -> ConfigError:
 def megatron_flag_problem(name: str, keys: Sequence[str]) -> str | None:
     """The meaning of a Megatron-LM flag that is given as a key; None for another word, or the name of a key."""
     flag = name.replace("_", "-")
-    if any(key.endswith(f".{flag.replace('-', '_')}") for key in keys):
+    if name in OTHER_NAMES or any(key.endswith(f".{flag.replace('-', '_')}") for key in keys):
         return None
     if flag in ALIASES:
         alias = ALIASES[flag]
@@ -103,8 +104,6 @@ def known_keys() -> tuple[str, ...]:
 
 def unknown_key_problem(key: str) -> str:
     """Message for an unknown dotted key: the meaning of a Megatron-LM flag, or the nearest valid key."""
-    from trainer.config.other_names import OTHER_NAMES
-
     section, _, name = key.rpartition(".")
     sections, keys = tuple(TrainConfig.model_fields), known_keys()
     flag = megatron_flag_problem(name, keys)
