@@ -12,12 +12,13 @@ RULE = '''class _Lion:
         config: OptimizerConfig,
         masters: Mapping[str, Tensor],
         moments: Moments,
-        decays: Mapping[str, bool],
+        traits: Mapping[str, Traits],
         copies: Mapping[str, Tensor],
     ) -> None:
         self._config, self._masters, self._moments = config, masters, moments
-        self._decays, self._copies = decays, copies
+        self._traits, self._copies = traits, copies
         self.steps = 0
+        self.decoupled_lr = config.decoupled_lr or config.lr
         self._weight_decay = config.weight_decay
 
     def set_weight_decay(self, weight_decay: float) -> None:
@@ -28,9 +29,10 @@ RULE = '''class _Lion:
         for name, master in self._masters.items():
             momentum, gradient = self._moments["exp_avg"][name], gradients[name] / divisor
             update = momentum.lerp(gradient, 1.0 - self._config.lion_beta1).sign_()
-            if self._decays[name]:
-                master.mul_(1.0 - lr * self._weight_decay)
-            master.sub_(update, alpha=lr)
+            rate = self.decoupled_lr if self._traits[name].is_decoupled else lr
+            if self._traits[name].decays:
+                master.mul_(1.0 - rate * self._weight_decay)
+            master.sub_(update, alpha=rate)
             momentum.lerp_(gradient, 1.0 - self._config.lion_beta2)
             if name in self._copies:
                 self._copies[name].copy_(master)
@@ -78,11 +80,11 @@ def with_lion(tree: CopiedTree) -> CopiedTree:
     tree.change(masters, "self._step: _AdamW | _SGD\n", "self._step: _AdamW | _SGD | _Lion\n")
     tree.add_after(
         masters,
-        "            self._step = _AdamW(config, masters, moments, decays, kernels, copies)",
+        "            self._step = _AdamW(config, masters, moments, traits, kernels, copies)",
         '        elif config.optimizer == "lion":\n'
-        "            self._step = _Lion(config, masters, moments, decays, copies)",
+        "            self._step = _Lion(config, masters, moments, traits, copies)",
     )
-    tree.change(masters, "def new_moments(", f"{RULE}def new_moments(")
+    tree.change(masters, "def _kinds(", f"{RULE}def _kinds(")
     tree.change("trainer/config/unsupported_flags.py", "        lion-beta1 lion-beta2 muon-", "        muon-")
     tree.change(f"{TESTS}/test_optimizer.py", "def reference(", f"{PLAIN}def reference(")
     tree.change(

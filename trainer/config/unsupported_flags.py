@@ -27,7 +27,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (
         "all weights follow one learning rate; leave the flag out",
         """
-        decoupled-lr decoupled-min-lr freeze-all-layers head-lr-mult
+        freeze-all-layers head-lr-mult
         """,
     ),
     (

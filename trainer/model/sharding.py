@@ -114,6 +114,11 @@ class ParameterLayout:
         """True if weight decay applies: matrices yes, biases and norms no."""
         return self.is_matrix
 
+    @property
+    def is_vocabulary_table(self) -> bool:
+        """True for the table of the word embeddings and that of the output layer, not for a bias of the output."""
+        return self.is_matrix and self.valid_rows is not None
+
     def boxes(self, mesh: ParallelMesh) -> tuple[Box, ...]:
         """The rank's shard boxes of the global tensor, in order; no box contains padding.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trainer.optimizer.masters import Masters, Moments, new_moments
+from trainer.optimizer.masters import Masters, Moments, Traits, new_moments
 
 if TYPE_CHECKING:
     from trainer.config.sections.optimizer import OptimizerConfig
@@ -51,7 +51,7 @@ class OffloadedMasters:
         self,
         config: OptimizerConfig,
         parameter_shards: Sequence[ParameterShard],
-        decays: Mapping[str, bool],
+        traits: Mapping[str, Traits],
         kernels: Kernels,
     ) -> None:
         """Allocate the tensors; the masters start from the weights.
@@ -59,7 +59,7 @@ class OffloadedMasters:
         Args:
             config: the optimizer and its constants.
             parameter_shards: shards with their state in CPU memory.
-            decays: by name, True if weight decay applies.
+            traits: by name.
             kernels: the kernel registry for CPU memory.
         """
         self._parameter_shards = list(parameter_shards)
@@ -73,7 +73,7 @@ class OffloadedMasters:
         for number, flat_ranges in enumerate(chunks):
             weights = [flat_range.weight.detach() for flat_range in flat_ranges]
             targets = weights if self._traffic is None else self._traffic.targets(number, weights)
-            self._chunks.append(_Chunk(config, flat_ranges, targets, self.masters, self.moments, decays, kernels))
+            self._chunks.append(_Chunk(config, flat_ranges, targets, self.masters, self.moments, traits, kernels))
 
     def begin_step(self) -> None:
         """Start to copy the first gradients, before the device's next work."""
@@ -101,6 +101,11 @@ class OffloadedMasters:
         """See Masters."""
         for chunk in self._chunks:
             chunk.set_weight_decay(weight_decay)
+
+    def set_decoupled_lr(self, lr: float) -> None:
+        """See Masters."""
+        for chunk in self._chunks:
+            chunk.set_decoupled_lr(lr)
 
     def set_steps(self, steps: int) -> None:
         """See Masters."""
@@ -189,7 +194,7 @@ class _Chunk:
         targets: Sequence[Tensor],
         masters: Mapping[str, Tensor],
         moments: Moments,
-        decays: Mapping[str, bool],
+        traits: Mapping[str, Traits],
         kernels: Kernels,
     ) -> None:
         self.flat_ranges, self.targets = flat_ranges, targets
@@ -205,7 +210,7 @@ class _Chunk:
         named = dict(zip(own, targets, strict=True))
         # The kernel writes 16-bit weights in its own pass; for 32-bit weights it updates the masters only.
         low = {name: target for name, target in named.items() if target.dtype != torch.float32}
-        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, decays, kernels, low)
+        self._step = Masters(config, own, {kind: cut(named) for kind, named in moments.items()}, traits, kernels, low)
         self._masters = [] if low else list(own.values())
 
     def step(self, lr: float, divisor: float, gradients: Sequence[Tensor]) -> None:
@@ -223,6 +228,10 @@ class _Chunk:
     def set_weight_decay(self, weight_decay: float) -> None:
         """See Masters."""
         self._step.set_weight_decay(weight_decay)
+
+    def set_decoupled_lr(self, lr: float) -> None:
+        """See Masters."""
+        self._step.set_decoupled_lr(lr)
 
     def set_steps(self, steps: int) -> None:
         """See Masters."""

@@ -22,6 +22,19 @@ Moments = dict[str, dict[str, Tensor]]
 _NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
+@dataclass(frozen=True)
+class Traits:
+    """Treatment of one parameter.
+
+    Attributes:
+        decays: weight decay applies.
+        is_decoupled: the rate is the decoupled one, not that of the other weights.
+    """
+
+    decays: bool
+    is_decoupled: bool = False
+
+
 class Masters:
     """Masters and moments, stepped by AdamW or SGD with momentum.
 
@@ -35,7 +48,7 @@ class Masters:
         config: OptimizerConfig,
         masters: Mapping[str, Tensor],
         moments: Moments,
-        decays: Mapping[str, bool],
+        traits: Mapping[str, Traits],
         kernels: Kernels,
         copies: Mapping[str, Tensor] = _NONE,
     ) -> None:
@@ -45,15 +58,15 @@ class Masters:
             config: the optimizer and its constants.
             masters: float32, 1-D, on one device, by any name.
             moments: of each kind in ``OptimizerConfig.moments``, shaped like the masters.
-            decays: by name, True if weight decay applies.
+            traits: by name.
             kernels: the kernel registry.
             copies: 16-bit weights, all of one dtype, of some masters; each step also updates them.
         """
         self._step: _AdamW | _SGD
         if config.optimizer == "adam":
-            self._step = _AdamW(config, masters, moments, decays, kernels, copies)
+            self._step = _AdamW(config, masters, moments, traits, kernels, copies)
         else:
-            self._step = _SGD(config, masters, moments, decays, copies)
+            self._step = _SGD(config, masters, moments, traits, copies)
 
     @torch.no_grad()
     def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
@@ -63,6 +76,10 @@ class Masters:
     def set_weight_decay(self, weight_decay: float) -> None:
         """Use ``weight_decay`` from the next step on."""
         self._step.set_weight_decay(weight_decay)
+
+    def set_decoupled_lr(self, lr: float) -> None:
+        """Use ``lr`` from the next step on, for masters whose rate is decoupled."""
+        self._step.decoupled_lr = lr
 
     def set_steps(self, steps: int) -> None:
         """Continue after ``steps`` steps: Adam's bias correction counts them."""
@@ -74,7 +91,7 @@ class _Group:
     """Masters that one call steps."""
 
     names: Sequence[str]
-    decays: bool
+    traits: Traits
     copies: Sequence[Tensor]
 
 
@@ -84,20 +101,21 @@ class _AdamW:
         config: OptimizerConfig,
         masters: Mapping[str, Tensor],
         moments: Moments,
-        decays: Mapping[str, bool],
+        traits: Mapping[str, Traits],
         kernels: Kernels,
         copies: Mapping[str, Tensor],
     ) -> None:
         self._config, self._masters, self._moments, self._kernels = config, masters, moments, kernels
         self.steps = 0
+        self.decoupled_lr = config.decoupled_lr or config.lr
         self._weight_decay = config.weight_decay
         self._groups = []
-        for decay in (True, False):
+        for kind in _kinds(masters, traits):
             for is_copied in (True, False):
-                names = [name for name in masters if decays[name] == decay and (name in copies) == is_copied]
+                names = [name for name in masters if traits[name] == kind and (name in copies) == is_copied]
                 if names:
                     weights = [copies[name] for name in names] if is_copied else []
-                    self._groups.append(_Group(names, decay, weights))
+                    self._groups.append(_Group(names, kind, weights))
 
     def set_weight_decay(self, weight_decay: float) -> None:
         self._weight_decay = weight_decay
@@ -108,9 +126,10 @@ class _AdamW:
         for group in self._groups:
             named = (self._masters, gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"])
             masters, own, exp_avgs, exp_avg_sqs = ([tensors[name] for name in group.names] for tensors in named)
-            decay = self._weight_decay if group.decays else 0.0
+            decay = self._weight_decay if group.traits.decays else 0.0
+            rate = self.decoupled_lr if group.traits.is_decoupled else lr
             constants = AdamWConstants(
-                lr, config.adam_beta1, config.adam_beta2, config.adam_eps, decay, self.steps, divisor
+                rate, config.adam_beta1, config.adam_beta2, config.adam_eps, decay, self.steps, divisor
             )
             self._kernels[ADAMW](masters, own, exp_avgs, exp_avg_sqs, group.copies, constants)
 
@@ -123,10 +142,11 @@ class _SGD:
         config: OptimizerConfig,
         masters: Mapping[str, Tensor],
         moments: Moments,
-        decays: Mapping[str, bool],
+        traits: Mapping[str, Traits],
         copies: Mapping[str, Tensor],
     ) -> None:
         self.steps = 0
+        self.decoupled_lr = config.decoupled_lr or config.lr
         # Separate parameters, since backward owns the .grad of the model's parameters.
         self._masters = {name: nn.Parameter(master) for name, master in masters.items()}
         self._copied = ([copies[name] for name in copies], [masters[name] for name in copies])
@@ -135,10 +155,10 @@ class _SGD:
             return
         self._divisor = next(iter(masters.values())).new_ones(())
         groups = []
-        for decay, strength in ((True, config.weight_decay), (False, 0.0)):
-            parameters = [master for name, master in self._masters.items() if decays[name] == decay]
-            if parameters:
-                groups.append({"params": parameters, "weight_decay": strength, "decays": decay})
+        for own in _kinds(masters, traits):
+            parameters = [master for name, master in self._masters.items() if traits[name] == own]
+            strength = config.weight_decay if own.decays else 0.0
+            groups.append({"params": parameters, "weight_decay": strength, "traits": own})
         self._optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum, fused=True)
         for kind, named in moments.items():
             for name, master in self._masters.items():
@@ -146,14 +166,14 @@ class _SGD:
 
     def set_weight_decay(self, weight_decay: float) -> None:
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
-            group["weight_decay"] = weight_decay if group["decays"] else 0.0
+            group["weight_decay"] = weight_decay if group["traits"].decays else 0.0
 
     def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
         self.steps += 1
         if self._optimizer is None:
             return
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = self.decoupled_lr if group["traits"].is_decoupled else lr
         for name, master in self._masters.items():
             master.grad = gradients[name]
         self._divisor.fill_(divisor)
@@ -161,6 +181,11 @@ class _SGD:
         self._optimizer.step()
         if self._copied[0]:
             torch._foreach_copy_(*self._copied)
+
+
+def _kinds(masters: Mapping[str, Tensor], traits: Mapping[str, Traits]) -> list[Traits]:
+    """The kinds of treatment among the masters: with weight decay first."""
+    return sorted({traits[name] for name in masters}, key=lambda kind: (not kind.decays, kind.is_decoupled))
 
 
 def new_moments(config: OptimizerConfig, masters: Mapping[str, Tensor]) -> Moments:

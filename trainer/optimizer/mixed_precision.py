@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.optimizer.clipping import GradientNorm, clip_divisor
 from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_shards
 from trainer.optimizer.loss_scaler import LossScaler
-from trainer.optimizer.masters import Masters, new_moments
+from trainer.optimizer.masters import Masters, Traits, new_moments
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -53,10 +53,12 @@ class MixedPrecisionOptimizer:
         self._clip_grad = config.optimizer.clip_grad
         self._norm = GradientNorm(model)
         parameter_shards = model.gradients.parameter_shards
-        decays = {shard.name: model.layouts[shard.name].decay for shard in parameter_shards}
+        has_own = config.optimizer.decoupled_lr is not None
+        layouts = [model.layouts[shard.name] for shard in parameter_shards]
+        traits = {one.name: Traits(one.decay, has_own and one.is_vocabulary_table) for one in layouts}
         fraction = config.optimizer.optimizer_offload_fraction if config.optimizer.optimizer_cpu_offload else 0.0
         away = offloaded_shards(parameter_shards, fraction)
-        self._offloaded = OffloadedMasters(config.optimizer, away, decays, model.kernels.in_cpu_memory)
+        self._offloaded = OffloadedMasters(config.optimizer, away, traits, model.kernels.in_cpu_memory)
         names = self._offloaded.masters.keys()
         self._resident = {shard.name: shard for shard in parameter_shards if shard.name not in names}
         # An alias of float32 weights, a copy of others.
@@ -64,7 +66,7 @@ class MixedPrecisionOptimizer:
         self._moments = new_moments(config.optimizer, self._masters)
         copies = {name: shard.weight.detach() for name, shard in self._resident.items()}
         low = {name: weight for name, weight in copies.items() if weight.dtype != torch.float32}
-        self._step = Masters(config.optimizer, self._masters, self._moments, decays, model.kernels, low)
+        self._step = Masters(config.optimizer, self._masters, self._moments, traits, model.kernels, low)
         self._steps = 0
 
     def step(self, lr: float) -> StepOutcome:
@@ -93,6 +95,11 @@ class MixedPrecisionOptimizer:
         """Use ``weight_decay`` from the next step on, where weight decay applies."""
         self._step.set_weight_decay(weight_decay)
         self._offloaded.set_weight_decay(weight_decay)
+
+    def set_decoupled_lr(self, lr: float) -> None:
+        """Use ``lr`` for the word embeddings and the output layer from the next step on, with a decoupled_lr."""
+        self._step.set_decoupled_lr(lr)
+        self._offloaded.set_decoupled_lr(lr)
 
     @torch.no_grad()
     def _publish_resident(self) -> None:

@@ -329,11 +329,22 @@ def _check_hugging_face(config: TrainConfig) -> None:
         ) from None
 
 
+def _check_decoupled(optimizer: OptimizerConfig) -> None:
+    own = optimizer.decoupled
+    if own is None:
+        if optimizer.decoupled_min_lr is not None:
+            raise ConfigError("optimizer.decoupled_min_lr", "is only used with decoupled_lr; set it, or leave this out")
+        return
+    if own.min_lr > own.lr:
+        raise ConfigError("optimizer.decoupled_lr", f"{own.lr:g} is below its minimum {own.min_lr:g}; raise it")
+
+
 def _check_optimizer(config: TrainConfig) -> None:
     optimizer = config.optimizer
     decay_iters = optimizer.lr_decay_iters or config.full_iters
     if optimizer.min_lr > optimizer.lr:
         raise ConfigError("optimizer.min_lr", f"{optimizer.min_lr:g} is above lr {optimizer.lr:g}; lower it")
+    _check_decoupled(optimizer)
     if optimizer.lr_warmup_init > optimizer.lr:
         raise ConfigError(
             "optimizer.lr_warmup_init",

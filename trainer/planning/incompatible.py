@@ -321,6 +321,11 @@ IMPOSSIBLE: Rows = (
     ),
     (
         "hooks.lr_function",
+        lambda c: c.hooks.lr_function is not None and c.optimizer.decoupled_lr is not None,
+        "cannot be combined with optimizer.decoupled_lr, a rate for some weights alone; leave out one of them",
+    ),
+    (
+        "hooks.lr_function",
         lambda c: c.hooks.lr_function is not None and is_changed("optimizer", "lr_decay_style", c),
         "cannot be combined with optimizer.lr_decay_style, which is a schedule too; leave out one of them",
     ),

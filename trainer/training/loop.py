@@ -20,7 +20,6 @@ from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import any_rank, max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
 from trainer.distributed.step_timers import StepTimers
-from trainer.optimizer.learning_rate import weight_decay
 from trainer.pipeline.executor import forward_backward
 from trainer.process.device import peak_memory_bytes
 from trainer.process.failure import PeerFailedError
@@ -175,10 +174,8 @@ class TrainingLoop:
                 timers=self._timers,
             )
         self._beat("optimizer")
-        place = self._batches.schedule_step(progress)
-        lr = self._hooks.learning_rate(progress.optimizer_steps, place)
+        lr = self._hooks.set_rates(self.optimizer, progress.optimizer_steps)
         loss_scale = self.optimizer.loss_scaler.scale
-        self.optimizer.set_weight_decay(weight_decay(place, self.config.optimizer, self.config.full_iters))
         self._numbers.read(progress.iteration + 1)
         with self._timers.measure("optimizer"):
             outcome = self.optimizer.step(lr)

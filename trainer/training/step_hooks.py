@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from trainer.distributed.collectives import sum_over_ranks
 from trainer.hooks.chosen import Hooks
 from trainer.hooks.protocols import StepFacts
-from trainer.optimizer.learning_rate import learning_rate
+from trainer.optimizer.learning_rate import learning_rate, weight_decay
 
 if TYPE_CHECKING:
     import torch
 
     from trainer.config.train_config import TrainConfig
     from trainer.data.samples.micro_batch import MicroBatch
-    from trainer.optimizer.mixed_precision import StepOutcome
+    from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer, StepOutcome
     from trainer.parallel_model import ParallelModel
 
 
@@ -41,6 +41,14 @@ class StepHooks:
         """
         own = self._hooks.learning_rate(step, self._config)
         return learning_rate(place, self._config.optimizer, self._config.full_iters) if own is None else own
+
+    def set_rates(self, optimizer: MixedPrecisionOptimizer, step: int) -> float:
+        """Set weight decay and decoupled rate of the step that follows ``step`` earlier ones; returns its rate."""
+        config, train_iters = self._config.optimizer, self._config.training.train_iters
+        optimizer.set_weight_decay(weight_decay(step, config, train_iters))
+        if config.decoupled is not None:
+            optimizer.set_decoupled_lr(learning_rate(step, config.decoupled, train_iters))
+        return self.learning_rate(step)
 
     def note_step(
         self,

@@ -14,11 +14,13 @@ from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
 
+SIZES = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "make_vocab_size_divisible_by": 8}
 
-def build(optimizer=None, training=None):
+
+def build(optimizer=None, training=None, model=None):
     config = build_config(
         {
-            "model": {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "make_vocab_size_divisible_by": 8},
+            "model": {**SIZES, **(model or {})},
             "training": {"train_iters": 10, "seq_length": 8, **(training or {})},
             "optimizer": {"lr": 1.0, "weight_decay": 0.1, "clip_grad": 0.0, **(optimizer or {})},
         }
@@ -44,6 +46,36 @@ def reference(model, kind):
     if kind == "sgd":
         return copies, torch.optim.SGD(groups, lr=0.01, momentum=0.9, fused=False, foreach=False)
     return copies, torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.999), eps=1e-8, fused=False, foreach=False)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("offloaded", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_vocabulary_tables_step_at_the_decoupled_rate(kind, offloaded, is_tied):
+    """Against torch with groups of their own rate; the position embeddings are not among them, as in Megatron-LM."""
+    keys = {"optimizer": kind, "decoupled_lr": 0.5}
+    if offloaded:
+        keys |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": offloaded}
+    model, optimizer = build(keys, model={"untie_embeddings_and_output_weights": not is_tied})
+    copies, plain = reference(model, kind)
+    tables = [copy for copy in copies.values() if len(copy) == 40]
+    assert len(tables) == (1 if is_tied else 2)
+    for group in list(plain.param_groups):
+        own = [parameter for parameter in group["params"] if any(parameter is table for table in tables)]
+        if own:
+            group["params"] = [parameter for parameter in group["params"] if not any(parameter is one for one in own)]
+            plain.add_param_group({"params": own, "weight_decay": group["weight_decay"], "own": True})
+    for seed, (lr, decoupled_lr) in enumerate(((0.01, 0.5), (0.02, 0.002), (0.005, 0.1))):
+        gradients = set_gradients(model, seed)
+        for name, copy in copies.items():
+            copy.grad = gradients[name]
+        for group in plain.param_groups:
+            group["lr"] = decoupled_lr if "own" in group else lr
+        optimizer.set_decoupled_lr(decoupled_lr)
+        optimizer.step(lr)
+        plain.step()
+    for name, parameter in model.parameters.items():
+        torch.testing.assert_close(parameter.detach(), copies[name].detach(), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])

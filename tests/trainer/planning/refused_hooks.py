@@ -27,6 +27,24 @@ REFUSED_HOOKS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[st
         {"model": {"z_loss_coeff": 0.0}},
     ),
     (
+        {"optimizer": {"lr": 1e-3, "decoupled_min_lr": 1e-5}},
+        "optimizer.decoupled_min_lr",
+        "is only used with decoupled_lr",
+        {"optimizer": {"lr": 1e-3, "decoupled_min_lr": 1e-5, "decoupled_lr": 1e-4}},
+    ),
+    (
+        {"optimizer": {"lr": 1e-3, "min_lr": 1e-4, "decoupled_lr": 1e-5}},
+        "optimizer.decoupled_lr",
+        "is below its minimum 0.0001",
+        {"optimizer": {"lr": 1e-3, "min_lr": 1e-4, "decoupled_lr": 1e-5, "decoupled_min_lr": 1e-6}},
+    ),
+    (
+        {"hooks": {"lr_function": "own:rate"}, "optimizer": {"lr": 1e-3, "decoupled_lr": 1e-4}},
+        "hooks.lr_function",
+        "cannot be combined with optimizer.decoupled_lr",
+        {"hooks": {"lr_function": None}},
+    ),
+    (
         {"hooks": {"lr_function": "own:rate"}, "optimizer": {"lr": 1e-3, "lr_decay_style": "cosine"}},
         "hooks.lr_function",
         "cannot be combined with optimizer.lr_decay_style",

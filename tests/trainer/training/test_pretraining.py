@@ -264,3 +264,21 @@ def test_a_resume_goes_on_with_the_schedule_of_its_checkpoint(tmp_path):
     assert "goes on: lr 0.01 instead of 0.05, min_lr 0.001 instead of 0.0, lr_decay_style 'linear'" in log(run, 0, 3)
     changed = rates(run, 4, 8, other)
     assert changed[7] != 1e-2 - 6 / 8 * 9e-3
+
+
+def test_a_decoupled_rate_follows_the_schedule_and_survives_a_resume(tmp_path):
+    keys = {"lr": 1e-2, "lr_decay_style": "linear", "lr_warmup_iters": 1, "lr_decay_iters": 6}
+
+    def losses(name, exits, **more):
+        for number, exit_at in enumerate(exits, 1):
+            changes = {"training": {"exit_interval": exit_at}, "optimizer": {**keys, **more}}
+            with start(tmp_path / name, "zero1 bf16", number, **changes) as attempt:
+                assert attempt.finish() == "stopped"
+        return logged(tmp_path / name)
+
+    own = {"decoupled_lr": 0.2, "decoupled_min_lr": 0.1}
+    whole = losses("whole", [6], **own)
+    assert losses("resumed", [3, 6], **own) == whole
+    assert losses("usual", [6]) != whole
+    # The first step, of lr 0, changes nothing, and a rate of 0.01 for these weights is that of the others.
+    assert losses("same", [6], decoupled_lr=1e-2) == losses("again", [6])

@@ -16,6 +16,10 @@ class OptimizerConfig(Section):
     """Learning rate after warmup, the largest of the run."""
     min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""
+    decoupled_lr: PositiveFloat | None = None
+    """Learning rate of the word embeddings and the output layer in place of lr, with the same curve. Unset: lr."""
+    decoupled_min_lr: NonNegativeFloat | None = None
+    """With decoupled_lr: learning rate of the same weights at the end of the decay. Unset: min_lr."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
     """Curve of the learning rate from lr to min_lr. WSD: constant until its decay."""
     lr_decay_iters: PositiveInt | PositiveFloat | None = None
@@ -65,3 +69,11 @@ class OptimizerConfig(Section):
         if self.optimizer == "adam":
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.sgd_momentum > 0.0 else ()
+
+    @property
+    def decoupled(self) -> "OptimizerConfig | None":
+        """The section with the learning rate of the word embeddings and the output layer; None without one."""
+        if self.decoupled_lr is None:
+            return None
+        min_lr = self.min_lr if self.decoupled_min_lr is None else self.decoupled_min_lr
+        return self.model_copy(update={"lr": self.decoupled_lr, "min_lr": min_lr})
