@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint.directory import CheckpointError, is_own_checkpoint
 from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.config.sections.optimizer import OptimizerConfig
+from trainer.config.train_config import TrainConfig
 from trainer.optimizer.learning_rate import decay_iters, warmup_iters
 
 if TYPE_CHECKING:
     from trainer.checkpoint.save import CheckpointWriter
-    from trainer.config.train_config import TrainConfig
 
 _AS_THEY_ARE = (
     "lr",
@@ -66,16 +67,16 @@ def _is_wanted(config: TrainConfig, restored: Path, save: Path | None) -> bool:
 
 def _changes(config: TrainConfig, metadata: CheckpointMetadata, restored: Path) -> dict[str, Any]:
     """Keys of the section ``optimizer`` that the checkpoint sets to another value."""
-    now, length = config.optimizer, config.training.train_iters
+    now, length = config.optimizer, config.full_iters
     try:
-        saved_length = int(metadata.config["training"]["train_iters"])
+        saved_length = _saved_length(metadata.config)
         stored = metadata.config["optimizer"]
         saved = OptimizerConfig(**{key: stored[key] for key in OptimizerConfig.model_fields if key in stored})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{restored} has no schedule that can be read: {error}") from None
     if saved.weight_decay_incr_style != "constant" and saved_length != length:
         raise CheckpointError(
-            f"training.train_iters {length} is not that of {restored}, {saved_length}, over which its weight decay "
+            f"training.train_iters {length:g} is not that of {restored}, {saved_length:g}, over which its weight decay "
             "grows; set the same number, or unset optimizer.use_checkpoint_opt_param_scheduler"
         )
     found: dict[str, Any] = {key: getattr(saved, key) for key in _AS_THEY_ARE}
@@ -83,7 +84,14 @@ def _changes(config: TrainConfig, metadata: CheckpointMetadata, restored: Path) 
     return changes | _lengths(now, length, saved, saved_length)
 
 
-def _lengths(now: OptimizerConfig, length: int, saved: OptimizerConfig, saved_length: int) -> dict[str, Any]:
+def _saved_length(values: Mapping[str, Any]) -> float:
+    """Length of the run that saved, in full batches: see TrainConfig.full_iters."""
+    if not values["training"].get("rampup_batch_size"):
+        return float(values["training"]["train_iters"])
+    return TrainConfig.model_validate(values).full_iters
+
+
+def _lengths(now: OptimizerConfig, length: float, saved: OptimizerConfig, saved_length: float) -> dict[str, Any]:
     """Decay and warmup of the checkpoint in iterations, where those of the config differ."""
     changes: dict[str, Any] = {}
     if decay_iters(saved, saved_length) != decay_iters(now, length):

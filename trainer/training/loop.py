@@ -174,7 +174,8 @@ class TrainingLoop:
                 timers=self._timers,
             )
         self._beat("optimizer")
-        lr = self._hooks.set_rates(self.optimizer, progress.optimizer_steps)
+        place = self._batches.schedule_step(progress)
+        lr = self._hooks.set_rates(self.optimizer, progress.optimizer_steps, place)
         loss_scale = self.optimizer.loss_scaler.scale
         self._numbers.read(progress.iteration + 1)
         with self._timers.measure("optimizer"):

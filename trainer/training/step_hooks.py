@@ -42,13 +42,13 @@ class StepHooks:
         own = self._hooks.learning_rate(step, self._config)
         return learning_rate(place, self._config.optimizer, self._config.full_iters) if own is None else own
 
-    def set_rates(self, optimizer: MixedPrecisionOptimizer, step: int) -> float:
-        """Set weight decay and decoupled rate of the step that follows ``step`` earlier ones; returns its rate."""
-        config, train_iters = self._config.optimizer, self._config.training.train_iters
-        optimizer.set_weight_decay(weight_decay(step, config, train_iters))
+    def set_rates(self, optimizer: MixedPrecisionOptimizer, step: int, place: float) -> float:
+        """Set weight decay and decoupled rate of a step; returns its rate. Arguments: see learning_rate."""
+        config, full_iters = self._config.optimizer, self._config.full_iters
+        optimizer.set_weight_decay(weight_decay(place, config, full_iters))
         if config.decoupled is not None:
-            optimizer.set_decoupled_lr(learning_rate(step, config.decoupled, train_iters))
-        return self.learning_rate(step)
+            optimizer.set_decoupled_lr(learning_rate(place, config.decoupled, full_iters))
+        return self.learning_rate(step, place)
 
     def note_step(
         self,

@@ -10,11 +10,11 @@ from trainer.optimizer.learning_rate import learning_rate, weight_decay
 
 
 class Config:
-    """The two sections that a schedule follows."""
+    """The section and the length that a schedule follows."""
 
     def __init__(self, train_iters, **keys):
         self.optimizer = OptimizerConfig(**keys)
-        self.training = type("Training", (), {"train_iters": train_iters})
+        self.full_iters = train_iters
 
 
 def metadata_of(train_iters, **keys):
