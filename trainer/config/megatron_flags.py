@@ -308,7 +308,6 @@ REFUSED: dict[str, str] = {
     "fp8-format": _FP8,
     "fp8-hybrid": _FP8,
     "fp8-e4m3": _FP8,
-    "rampup-batch-size": "the global batch size is constant; leave the flag out",
     "deepspeed-config": "the file is not read; give its meaning by flags: --zero-stage, --bf16 or --fp16, --clip-grad, "
     "--optimizer-cpu-offload",
     "data-parallel-random-init": "replicas must start from the same weights; leave the flag out",
