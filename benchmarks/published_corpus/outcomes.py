@@ -23,6 +23,7 @@ IMPORTED, REFUSED, CRASHED, SILENT = "imported", "refused", "crashed", "lost a f
 MOST_ANSWERS = 12
 _LIMIT_S = 20
 _QUESTION = re.compile(r"--arg (?!NAME=)(\w+)=VALUE")
+_CHOICE = re.compile(r"--arg (\w+)=(\w+) trains this script")
 _VALUES = re.compile(r"beside the script one of ([^,\s]+)")
 _SKIPPED_FILE = re.compile(r"^#\s+(?:source|\.) (\S+)", re.MULTILINE)
 _A_PATH = re.compile(
@@ -57,6 +58,10 @@ def outcome_of(path: Path, now: datetime) -> Outcome:
     while True:
         found = _import(path, given, now)
         names = [name for name in _QUESTION.findall(found.reason) if name not in given]
+        choice = _CHOICE.search(found.reason)
+        if choice is not None and choice[1] not in given:
+            given[choice[1]] = choice[2]
+            continue
         if found.kind == REFUSED and names and len(given) + len(names) <= MOST_ANSWERS:
             given.update({name: answers_to(name, found.reason)[0] for name in names})
             continue

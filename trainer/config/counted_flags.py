@@ -36,7 +36,9 @@ def iterations_of(counted: Mapping[str, str], values: Mapping[str, Any]) -> dict
     ramp = _ramp(values)
     for flag, text in counted.items():
         count, key = _count(flag, text), COUNTED[flag]
-        if key in values:
+        # Megatron-DeepSpeed ends at the iterations or at the tokens, whichever comes first.
+        ends_at_first = flag == "train-tokens" and str(values.get(key)).isdecimal()
+        if key in values and not ends_at_first:
             other = key.rpartition(".")[2].replace("_", "-")
             raise ValueError(f"--{flag}: cannot be combined with --{other}; give only one of the two")
         full = _size(flag, "global-batch-size", values, "training.global_batch_size")
@@ -47,7 +49,8 @@ def iterations_of(counted: Mapping[str, str], values: Mapping[str, Any]) -> dict
         # Training ends as soon as either is reached: samples in whole batches, tokens with the batch that reaches them.
         sizes = BatchSizes(full, ramp)
         iterations = sizes.iterations_of(count) if length == 1 else sizes.iterations_reaching(-(-count // length))
-        result[key] = min(iterations, result.get(key, iterations))
+        others = [result[key]] if key in result else [int(values[key])] if key in values else []
+        result[key] = min([iterations, *others])
     if ramp and "train-samples" in counted and not _has_decay(values, result):
         # As in Megatron-LM, of the samples that are asked for: training ends within a batch of them.
         samples = _count("train-samples", counted["train-samples"])

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def build_config(values: Mapping[str, Any]) -> TrainConfig:
     try:
         config = TrainConfig.model_validate(dict(values))
     except ValidationError as error:
-        raise joined(_problems(error)) from None
+        raise joined(_problems(error, values)) from None
     check_relations(config)
     return config
 
@@ -43,17 +43,27 @@ def names_start(values: Mapping[str, Any]) -> bool:
     return bool(shape or (isinstance(checkpoint, Mapping) and checkpoint.get("load")))
 
 
-def _problems(error: ValidationError) -> list[ConfigError]:
+def _problems(error: ValidationError, values: Mapping[str, Any]) -> list[ConfigError]:
     """All of them, missing keys last: one may be misspelt, or its section is taken from a model with a wrong value."""
     order = {"extra_forbidden": 0, "missing": 2}
     details = sorted(error.errors(include_url=False), key=lambda detail: order.get(detail["type"], 1))
     found: list[ConfigError] = []
     for detail in details:
-        key = ".".join(str(part) for part in detail["loc"])
+        key = ".".join(_key_parts(detail["loc"], values))
         is_named = any(f" did you mean {key}?" in other.problem for other in found)
         if not (detail["type"] == "missing" and is_named):
             found.append(_problem(key, detail))
     return found
+
+
+def _key_parts(place: Sequence[int | str], values: Any) -> Iterator[str]:
+    """Parts of the key at a place in the values, without the names that pydantic gives the types of a union."""
+    for depth, part in enumerate(place):
+        has_part = isinstance(values, Mapping) and part in values
+        if depth > 1 and not has_part:
+            return
+        yield str(part)
+        values = values[part] if has_part else None
 
 
 def _problem(key: str, detail: ErrorDetails) -> ConfigError:

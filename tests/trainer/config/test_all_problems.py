@@ -49,6 +49,12 @@ def test_relations():
     ]
 
 
+def test_a_value_of_several_types_is_one_problem_of_its_key():
+    keys, text = problems_of(optimizer={"lr_decay_iters": -5}, training={"kernel_backends": {"rope": 3}})
+    assert keys == ["training.kernel_backends.rope", "optimizer.lr_decay_iters"]
+    assert "also: optimizer.lr_decay_iters: -5 is not valid: input should be greater than 0" in text
+
+
 def test_one_problem_for_each_key():
     error = joined([ConfigError("a", "one"), ConfigError("b", "two", [ConfigError("a", "three")])])
     assert str(error) == "a: one\nalso: b: two"

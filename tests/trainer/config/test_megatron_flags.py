@@ -353,6 +353,9 @@ def test_lengths_in_samples_and_tokens_are_iterations():
     assert values["optimizer.lr_warmup_iters"] == 3e9 / (512 * 2048)
     values = parse_command_line(["--train-samples", "1030", "--lr-warmup-samples", "1024", *sizes]).values
     assert (values["training.train_iters"], values["optimizer.lr_warmup_iters"]) == (2, 2)
+    for limit, iterations in (("9", 9), ("500000", 286103)):
+        both = parse_command_line(["--train-iters", limit, *tokens[:2], *sizes]).values
+        assert int(both["training.train_iters"]) == iterations
     with pytest.raises(UsageError, match="cannot be combined with --train-iters"):
         parse_command_line(["--train-samples", "8", "--train-iters", "8", *sizes])
 
