@@ -330,12 +330,12 @@ def _check_hugging_face(config: TrainConfig) -> None:
 
 
 def _check_decoupled(optimizer: OptimizerConfig) -> None:
-    own = optimizer.decoupled
-    if own is None:
+    if optimizer.decoupled_lr is None:
         if optimizer.decoupled_min_lr is not None:
             raise ConfigError("optimizer.decoupled_min_lr", "is only used with decoupled_lr; set it, or leave this out")
         return
-    if own.min_lr > own.lr:
+    own = optimizer.decoupled
+    if own is not None and own.min_lr > own.lr:
         raise ConfigError("optimizer.decoupled_lr", f"{own.lr:g} is below its minimum {own.min_lr:g}; raise it")
 
 

@@ -38,6 +38,8 @@ class Section(BaseModel):
         if value is None and get_origin(annotation) in (list, dict):
             return {} if get_origin(annotation) is dict else []
         # True equals 1 in Python, so that pydantic would accept YAML's true as the number 1.
+        if isinstance(value, list) and annotation == list[int] and any(isinstance(one, bool) for one in value):
+            raise ValueError("needs whole numbers, not true or false")
         if isinstance(value, bool) and annotation is not bool and not isinstance(annotation, type(Section)):
             raise ValueError("needs a number or a name, not true or false")
         return value
