@@ -9,7 +9,7 @@ from typing import Any, Literal
 from llmctl.scripts.deepspeed import read_deepspeed
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.values import Missing, Value, missing_of, text_of
-from trainer.config.counted_flags import COUNTED
+from trainer.config.counted_flags import COUNTED, OF_SAMPLES
 from trainer.config.forks.ignored import DENSE
 from trainer.config.megatron_flags import SQUARE_ROOTS
 from trainer.planning.command_line import UsageError, parse_command_line
@@ -162,16 +162,23 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
     except UsageError as error:
         raise ScriptError(_line_of_error(meant, str(error)), str(error)) from None
     found.values = dict(together.values)
-    for key, value in found.values.items():
-        setters = [place for place, values in alone.items() if key in values or _counted_key(meant[place]) == key]
-        same = [place for place in setters if alone[place].get(key) == value]
-        if setters:
-            found.origins[key] = meant[(same or setters)[-1]].origin
+    _put_origins(meant, alone, found)
     _note_what_yields(meant, alone, found)
     for group in groups:
         if group.name in _DEEPSPEED_CONFIG:
             _read_deepspeed(group, found, file_text)
     return found
+
+
+def _put_origins(meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[str, Any]], found: FlagMeaning) -> None:
+    """The flag and line that each value came from."""
+    for key, value in found.values.items():
+        setters = [place for place, values in alone.items() if key in values or _counted_key(meant[place]) == key]
+        same = [place for place in setters if alone[place].get(key) == value]
+        if setters:
+            found.origins[key] = meant[(same or setters)[-1]].origin
+        elif key == OF_SAMPLES:
+            found.origins[key] = next(one.origin for one in meant if one.name.replace("_", "-") == "train-samples")
 
 
 def _is_own_folder(group: FlagGroup) -> bool:

@@ -107,9 +107,7 @@ def check_job(
     transport = session.transport
     problems = job_problems(job)
     if job.config is not None and user_code is not None:
-        from llmctl.submit.checks.user_functions import function_problems
-
-        problems += function_problems(job.config, {name: path for path, name in user_code.files})
+        problems += _function_problems(job.config, user_code)
     # Not worth a connection, which may ask for a password.
     if job.is_remote and problems:
         raise resolved.error(problems)
@@ -141,6 +139,12 @@ def check_job(
     if is_elsewhere:  # this machine may not be the login node
         warnings += [problem.text for problem in _path_problems([root], transport)]
     return warnings
+
+
+def _function_problems(config: "TrainConfig", user_code: "UserCode") -> Iterator[Problem]:
+    from llmctl.submit.checks.user_functions import function_problems
+
+    return function_problems(config, {name: path for path, name in user_code.files})
 
 
 def check_runs_root(profile: "ClusterProfile", context: Context) -> None:

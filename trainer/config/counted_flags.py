@@ -19,6 +19,8 @@ _KEYS = {
 }
 COUNTED = {f"{name}-{unit}": key for name, key in _KEYS.items() for unit in ("samples", "tokens")}
 """Flag -> dotted key that counts the same in iterations. Those in tokens are Megatron-DeepSpeed's."""
+OF_SAMPLES = "optimizer.lr_decay_iters"
+"""The key that ``--train-samples`` sets too, beside a batch that grows, unless a flag of its own does."""
 _RAMP = "training.rampup_batch_size"
 
 
@@ -54,7 +56,7 @@ def iterations_of(counted: Mapping[str, str], values: Mapping[str, Any]) -> dict
     if ramp and "train-samples" in counted and not _has_decay(values, result):
         # As in Megatron-LM, of the samples that are asked for: training ends within a batch of them.
         samples = _count("train-samples", counted["train-samples"])
-        result[_KEYS["lr-decay"]] = _full_batches(samples, int(values["training.global_batch_size"]))
+        result[OF_SAMPLES] = _full_batches(samples, int(values["training.global_batch_size"]))
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llmctl.scripts.shell.syntax import Literal, Part, Word
+from llmctl.scripts.shell.syntax import Literal, Part, Word, joined
 
 _MOST = 10_000
 _SEQUENCE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?\}")
@@ -20,7 +20,7 @@ def expand_braces(word: Word) -> list[Word]:
             letters += [Literal(letter, part.line) for letter in part.text]
         else:
             letters.append(part)
-    return [_joined(one) for one in _expand(letters)]
+    return [joined(one) for one in _expand(letters)]
 
 
 def _expand(parts: list[Part]) -> list[list[Part]]:
@@ -72,21 +72,3 @@ def _sequence(found: re.Match[str]) -> list[str] | None:
 
 def _sign(part: Part) -> str:
     return part.text if isinstance(part, Literal) and part.is_open else ""
-
-
-def _joined(parts: list[Part]) -> Word:
-    joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(part, Literal)
-            and isinstance(last, Literal)
-            and part.is_open
-            and last.is_open
-            and part.line == last.line
-            and not last.text.endswith("\n")
-        ):
-            joined[-1] = Literal(last.text + part.text, last.line)
-        else:
-            joined.append(part)
-    return tuple(joined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -68,6 +69,24 @@ class Arithmetic:
 
 Part = Literal | Placeholder | Parameter | Substitution | Arithmetic
 Word = tuple[Part, ...]
+
+
+def joined(parts: Iterable[Part]) -> Word:
+    """A word in which neighbouring literals of the same kind and line are one; a line end ends its literal."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if (
+            isinstance(part, Literal)
+            and isinstance(last, Literal)
+            and last.is_open == part.is_open
+            and not last.text.endswith("\n")
+            and last.line == part.line
+        ):
+            found[-1] = Literal(last.text + part.text, last.line, last.is_open)
+        else:
+            found.append(part)
+    return tuple(found)
 
 
 @dataclass(frozen=True)

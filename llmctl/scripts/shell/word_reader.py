@@ -6,7 +6,7 @@ import re
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.cursor import Cursor
-from llmctl.scripts.shell.syntax import Arithmetic, Literal, Parameter, Part, Placeholder, Substitution, Word
+from llmctl.scripts.shell.syntax import Arithmetic, Literal, Parameter, Part, Placeholder, Substitution, Word, joined
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = frozenset("0123456789@*#?$!-")
@@ -73,12 +73,12 @@ def read_word(cursor: Cursor, ends: frozenset[str] = _ENDS) -> Word:
             parts.append(Substitution(cursor.take_balanced("(", "<("), line, quoted=False))
         else:
             parts.append(Literal(cursor.take(), cursor.line))
-    return _joined(parts)
+    return joined(parts)
 
 
 def read_quoted_text(text: str, line: int) -> Word:
     """Text as between double quotes: of a here-document or an arithmetic expression."""
-    return _joined(_quoted_parts(Cursor(text, line), end=""))
+    return joined(_quoted_parts(Cursor(text, line), end=""))
 
 
 def read_index(text: str, line: int) -> Word:
@@ -191,24 +191,6 @@ def _braced(inner: str, line: int, quoted: bool) -> Parameter:
     cursor.take(len(operator))
     if not text or (not operator and not cursor.at_end):
         raise ScriptError(line, f"${{{inner}}} is a form of variable that cannot be read; write its value instead")
-    argument = _joined(_quoted_parts(cursor, end="")) if quoted else read_word(cursor, frozenset())
+    argument = joined(_quoted_parts(cursor, end="")) if quoted else read_word(cursor, frozenset())
     operator = {"#": "length", "!": "indirect"}.get(prefix, operator)
     return Parameter(text, line, quoted, index, operator, argument)
-
-
-def _joined(parts: list[Part]) -> Word:
-    """Join neighbouring literals of the same kind and line, and mark a line end as the end of its chunk."""
-    joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(part, Literal)
-            and isinstance(last, Literal)
-            and last.is_open == part.is_open
-            and not last.text.endswith("\n")
-            and last.line == part.line
-        ):
-            joined[-1] = Literal(last.text + part.text, last.line, last.is_open)
-        else:
-            joined.append(part)
-    return tuple(joined)

@@ -125,6 +125,13 @@ def test_directives_of_each_scheduler(directive: str, keys: dict[str, object], t
     assert keys.items() <= job.items()
 
 
+def test_a_growing_batch_and_the_decay_that_follows_from_its_samples(tmp_path: Path) -> None:
+    flags = FLAGS.replace("--train-iters 10", "--rampup-batch-size 4 4 24 --global-batch-size 16 --train-samples 400")
+    found = read(f"torchrun pretrain_gpt.py {flags} --micro-batch-size 1", tmp_path)
+    assert (found.sections["training"]["train_iters"], found.sections["optimizer"]["lr_decay_iters"]) == (27, 25)
+    assert "  lr_decay_iters: 25  # --train-samples, line 1\n" in found.text
+
+
 def test_names_of_trackers_that_only_the_job_knows_are_left_out(tmp_path: Path) -> None:
     flags = "--wandb-project p --wandb-name llama-$SLURM_JOB_ID --wandb-group $G --tensorboard-dir $D/tb"
     found = read(f"srun python pretrain_gpt.py {FLAGS} {flags}", tmp_path)
