@@ -115,6 +115,7 @@ ALIASES: dict[str, Alias] = {
     "cpu-optimizer": Alias("optimizer.optimizer_cpu_offload", True),
     # bigscience's Megatron-DeepSpeed: a folder, or a name of the Hugging Face hub.
     "tokenizer-name-or-path": Alias("data.tokenizer_model"),
+    "embed-layernorm": Alias("model.embedding_layer_norm", True),
     # swiss-ai's and llm-jp's Megatron-LM.
     "input-embeddings-multiplier": Alias("model.embedding_scale"),
     # bigscience's older name.

@@ -24,8 +24,8 @@ from trainer.model.tensor_parallel.linear import ColumnParallelLinear
 class GPTEmbedding(nn.Module):
     """Tokens [S, B] -> [S(/t), B, H].
 
-    The word embedding, scaled and projected if the model says so, plus the learned embeddings of position and token
-    type if any, then a norm if the model has one there, then dropout.
+    The word embedding, scaled, projected and normalized if the model says so, plus the learned embeddings of position
+    and token type if any, then a norm if the model has one there, then dropout.
     """
 
     def __init__(
@@ -52,6 +52,12 @@ class GPTEmbedding(nn.Module):
         self.project: ColumnParallelLinear | None = None
         if model.embedding_size is not None:
             self.project = build_projection(builder, (hidden, model.embedding_size), model.init_method_std)
+        self.word_norm: Norm | None = None
+        if model.embedding_layer_norm:
+            # A LayerNorm also in a model of RMSNorm.
+            self.word_norm = Norm(
+                "LayerNorm", hidden, model.norm_epsilon, builder.under("word_norm"), adds_one=model.apply_layernorm_1p
+            )
         self._first_position = model.position_embedding_offset
         self.position: nn.Parameter | None = None
         if model.position_embedding_type == "learned_absolute":
@@ -88,6 +94,8 @@ class GPTEmbedding(nn.Module):
             hidden = hidden * self._scale
         if self.project is not None:
             hidden = self.project(hidden)  # [S(/t), B, H]
+        if self.word_norm is not None:
+            hidden = self.word_norm(hidden)
         if self.position is not None:
             hidden = hidden + self._positions(self.position, len(tokens), positions)
         if self.token_type is not None:

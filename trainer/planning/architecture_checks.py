@@ -63,6 +63,7 @@ _NOT_BERT = (
     ("model", "num_experts", "which is trained without experts here; leave it out"),
     ("model", "multi_latent_attention", "which has no latent attention here; switch it off"),
     ("model", "embedding_size", "whose head is as wide as the hidden size here; leave it out"),
+    ("model", "embedding_layer_norm", "whose norm follows the sum of the embeddings; switch it off"),
     ("model", "swiglu", "whose head has no gates; switch it off"),
     ("model", "gated_linear_unit", "whose head has no gates; switch it off"),
 )

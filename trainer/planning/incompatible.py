@@ -299,6 +299,12 @@ IMPOSSIBLE: Rows = (
         "but no projection and no bias; leave out one of them",
     ),
     (
+        "model.embedding_layer_norm",
+        lambda c: c.model.embedding_layer_norm and c.model.mtp_num_layers > 0,
+        "cannot be combined with mtp_num_layers, whose layers normalize the embedding themselves; leave out one of "
+        "them",
+    ),
+    (
         "model.mtp_loss_scaling_factor",
         lambda c: c.model.mtp_num_layers == 0 and is_changed("model", "mtp_loss_scaling_factor", c),
         "needs mtp_num_layers above 0; set that, or leave this key out",

@@ -25,6 +25,10 @@ def _has_rms_norm(config: TrainConfig) -> bool:
     return config.model.normalization == "RMSNorm"
 
 
+def _has_layer_norm(config: TrainConfig) -> bool:
+    return config.model.normalization == "LayerNorm" or config.model.embedding_layer_norm
+
+
 def _has_experts(config: TrainConfig) -> bool:
     return config.model.num_experts is not None
 
@@ -77,7 +81,7 @@ _SOFTMAX_FUSION = (Switch("no_masked_softmax_fusion"),)
 ROWS: Mapping[str, Row] = {
     "rms_norm": Row("rms_norm", _has_rms_norm),
     "add_rms_norm": Row("rms_norm", _has_rms_norm),
-    "layer_norm": Row("layer_norm", lambda config: not _has_rms_norm(config)),
+    "layer_norm": Row("layer_norm", _has_layer_norm),
     "activation": Row(
         "activation",
         switches=(

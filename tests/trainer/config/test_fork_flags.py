@@ -40,6 +40,7 @@ def test_other_names_of_keys_and_of_values():
     values = parse_command_line(["--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", "t5-small"]).values
     assert values == {"data.tokenizer_type": "HuggingFaceTokenizer", "data.tokenizer_model": "t5-small"}
     assert config_of("--z-loss-strength", "1e-4").model.z_loss_coeff == 1e-4
+    assert config_of("--embed-layernorm").model.embedding_layer_norm
     for flag in ("--use-checkpoint-opt_param-scheduler", "--use-checkpoint-lr-scheduler"):
         assert config_of(flag).optimizer.use_checkpoint_opt_param_scheduler
 
@@ -80,7 +81,7 @@ def test_experts_that_deepspeed_routes_are_refused(flag):
         (["--pp-partition-method", "uniform"], "'uniform' is not available here; use --pipeline-model-parallel-layout"),
         (["--DDP-impl", "FSDP"], "'FSDP' is not available here; use --data-parallel-sharding-strategy"),
         (["--encoder-pipeline-model-parallel-size", "2"], "encoder and decoder are on the same ranks"),
-        (["--embed-layernorm"], "is a flag of bigscience's Megatron-DeepSpeed; a LayerNorm behind the embedding"),
+        (["--glu-activation", "geglu"], "is a flag of bigscience's Megatron-DeepSpeed; use --swiglu"),
         (["--kd"], "is a flag of Megatron-DeepSpeed; distillation"),
         (["--xielu"], "is a flag of swiss-ai's Megatron-LM; this activation"),
         (["--train-range-to-skip", "1", "2"], "is a flag of Argonne's Megatron-DeepSpeed; batches cannot be skipped"),

@@ -101,5 +101,9 @@ def test_a_model_of_no_family_is_refused_with_its_differences():
         "checkpoint.save_hugging_face: no published family has this model section, so that no program could read"
     )
     assert "the nearest is GPT-2, with model.activation_func gelu_tanh (here squared_relu)" in message
+    del values["model"]["squared_relu"]
+    values["model"] |= {"embedding_layer_norm": True}
+    with pytest.raises(ConfigError, match="the nearest is GPT-2, with model.embedding_layer_norm False"):
+        build_config(values)
     values["checkpoint"] |= {"save_hugging_face": False}
     build_config(values)

@@ -49,6 +49,8 @@ def _hidden(weights, model, tokens, auxiliary=None):
     hidden = weights["embedding.word.weight"][tokens] * (model.embedding_scale or 1)
     if "embedding.project.weight" in weights:
         hidden = hidden @ weights["embedding.project.weight"].T
+    if model.embedding_layer_norm:
+        hidden = _layer_norm(_Part(weights, "embedding."), "word_norm", model, hidden)
     if "embedding.position.weight" in weights:
         first = model.position_embedding_offset
         hidden = hidden + weights["embedding.position.weight"][first : first + length]
@@ -111,10 +113,16 @@ class _Part:
 
 
 def _norm(part, name, model, hidden):
+    if model.normalization == "LayerNorm":
+        return _layer_norm(part, name, model, hidden)
+    weight = part(f"{name}.weight")
+    weight = weight + 1 if model.apply_layernorm_1p else weight
+    return weight * hidden / ((hidden**2).mean(-1, keepdim=True) + model.norm_epsilon).sqrt()
+
+
+def _layer_norm(part, name, model, hidden):
     weight, bias = part(f"{name}.weight"), part(f"{name}.bias")
     weight = weight + 1 if model.apply_layernorm_1p else weight
-    if model.normalization == "RMSNorm":
-        return weight * hidden / ((hidden**2).mean(-1, keepdim=True) + model.norm_epsilon).sqrt()
     centred = hidden - hidden.mean(-1, keepdim=True)
     return weight * centred / ((centred**2).mean(-1, keepdim=True) + model.norm_epsilon).sqrt() + bias
 

@@ -107,6 +107,12 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
         "needs mtp_num_layers",
         {"model": {"mtp_loss_scaling_factor": 0.3, "mtp_num_layers": 1, "position_embedding_type": "rope"}},
     ),
+    (
+        {"model": {"embedding_layer_norm": True, "mtp_num_layers": 1, "position_embedding_type": "rope"}},
+        "model.embedding_layer_norm",
+        "cannot be combined with mtp_num_layers",
+        {"model": {"mtp_num_layers": 0}},
+    ),
     *REFUSED_BERT,
     *REFUSED_HOOKS,
     (

@@ -164,6 +164,7 @@ EXPERTS = {"num_experts": 4, "moe_layer_freq": 2, "moe_ffn_hidden_size": 24}
         {"swiglu": True, "num_query_groups": 2, "disable_bias_linear": True, "add_qkv_bias": True},
         {"untie_embeddings_and_output_weights": True, "position_embedding_type": "rope", "normalization": "RMSNorm"},
         {"qk_layernorm": True, "num_query_groups": 2},
+        {"embedding_layer_norm": True, "position_embedding_type": "rope", "normalization": "RMSNorm"},
         {**RMS_ROPE, "qk_layernorm": True, "qk_layernorm_scope": "all", "num_query_groups": 2},
         {"disable_bias_linear": True, "add_attention_output_bias": True},
         LATENT,

@@ -103,10 +103,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (_ARGONNE + _NO_SKIPPING, "train-iters-to-skip train-range-to-skip"),
     (_BIGSCIENCE + _NO_SKIPPING, "skip-train-iteration-range"),
     (
-        _BIGSCIENCE + "a LayerNorm behind the embedding is not supported; leave the flag out for another model",
-        "embed-layernorm",
-    ),
-    (
         _BIGSCIENCE + "use --swiglu for SwiGLU; leave it out for GELU",
         "glu-activation",
     ),

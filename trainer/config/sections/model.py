@@ -66,6 +66,8 @@ class ModelConfig(Section):
     """Width of the word table, with a projection to hidden_size and back (OPT-350M). Unset: hidden_size."""
     embedding_scale: PositiveFloat | None = None
     """Factor of the word embedding, rounded to the dtype of the weights (Gemma: the square root of hidden_size)."""
+    embedding_layer_norm: bool = False
+    """A LayerNorm of the word embedding, before positions are added (BLOOM)."""
     residual_multiplier: PositiveFloat = 1.0
     """Factor of each sublayer's result before it is added to the residual stream (Granite)."""
     logits_scaling: PositiveFloat = 1.0

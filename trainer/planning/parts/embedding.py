@@ -31,7 +31,8 @@ def table_parameters(model: ModelConfig, vocab_size: int, max_positions: int) ->
 def parameters(model: ModelConfig) -> int:
     """Parameters besides the tables."""
     projection = model.embedding_size * model.hidden_size if model.embedding_size else 0
-    return projection + (norm.parameters(model) if model.has_embedding_norm else 0)
+    of_words = 2 * model.hidden_size if model.embedding_layer_norm else 0
+    return projection + of_words + (norm.parameters(model) if model.has_embedding_norm else 0)
 
 
 def lookup_bytes(model: ModelConfig) -> int:

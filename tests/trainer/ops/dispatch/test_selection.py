@@ -278,6 +278,11 @@ def test_requested_by_the_config():
     assert "layer_norm" not in requested and "moe_permute" not in requested and "scaled_causal_softmax" in requested
 
 
+def test_a_norm_of_the_embedding_is_a_layer_norm_beside_others():
+    model = {**CONFIG["model"], "embedding_layer_norm": True}
+    assert {"layer_norm", "rms_norm"} <= requested_backends(build_config({**CONFIG, "model": model})).keys()
+
+
 @pytest.mark.parametrize(
     ("arguments", "operations"),
     [
