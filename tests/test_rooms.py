@@ -106,7 +106,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     "trainer.model": {
         "norm": {"sharding"},
         "mlp": {"sharding", "tensor_parallel"},
-        "context": {"cache", "context_parallel", "rotary", "tensor_parallel"},
+        "context": {"cache", "context_parallel", "linear_bias", "rotary", "tensor_parallel"},
         "dropout": {"context"},
         "attention": {"context", "context_parallel", "dropout", "norm", "recompute", "sharding", "tensor_parallel"},
         "moe": {"context", "context_parallel", "mlp", "recompute", "sharding", "tensor_parallel"},
@@ -120,8 +120,8 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
             "tensor_parallel",
         },
         "decoder": {
-            *("block", "cache", "context", "embedding", "head", "mtp", "norm", "recompute", "rotary", "sharding"),
-            "stage",
+            *("block", "cache", "context", "embedding", "head", "linear_bias", "mtp", "norm", "recompute", "rotary"),
+            *("sharding", "stage"),
         },
     },
     "trainer.ops": {

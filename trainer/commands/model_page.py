@@ -148,7 +148,7 @@ def _shape(model: ModelConfig) -> str:
 
 
 def _positions(model: ModelConfig) -> str:
-    kind = {"learned_absolute": "learned", "relative": "bias by distance"}.get(
+    kind = {"learned_absolute": "learned", "relative": "bias by distance", "alibi": "ALiBi"}.get(
         model.position_embedding_type, model.position_embedding_type
     )
     parts = [kind]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainer.distributed.mesh import ParallelMesh, ProcessGroups
     from trainer.distributed.random_streams import MicroBatchRandomness
     from trainer.model.cache import KeyValueCache
+    from trainer.model.linear_bias import LinearBias
     from trainer.model.rotary import RotaryTable
 
 
@@ -73,6 +74,7 @@ class ForwardPass:
             multiplies the gradient of its auxiliary loss by this factor. 0 without a backward.
         limits_experts: full experts drop tokens, if the model has a capacity limit; only in training.
         cache: keys and values of earlier tokens, in generation; None without.
+        linear_bias: channels of ALiBi at this rank's positions; None without.
     """
 
     rotary: RotaryTable | None = None
@@ -83,6 +85,7 @@ class ForwardPass:
     rotary_local: RotaryTable | None = None
     key_mask: torch.Tensor | None = None
     cache: KeyValueCache | None = None
+    linear_bias: LinearBias | None = None
 
     def rotary_of(self, *, has_window: bool) -> RotaryTable | None:
         """Angles of a layer with or without a sliding window."""

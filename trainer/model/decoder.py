@@ -22,6 +22,7 @@ from trainer.model.block import Block
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.embedding import GPTEmbedding
 from trainer.model.head import BertHead, GPTHead, TokenLoss
+from trainer.model.linear_bias import LinearBias
 from trainer.model.mtp import FurtherPredictions, prediction_layers
 from trainer.model.norm import Norm, Residual
 from trainer.model.recompute import RecomputePlan, recompute
@@ -97,6 +98,7 @@ class GPTStage(Stage):
         shape = (config.max_position_embeddings, builder.dtype, builder.device)
         self._rotary = RotaryTable.of(model, *shape)
         self._rotary_local = RotaryTable.of(model, *shape, local=True)
+        self._linear_bias = LinearBias.of(model, *shape, axes.tp.rank, axes.tp.size)
 
     def forward(
         self,
@@ -125,6 +127,7 @@ class GPTStage(Stage):
             rotary_local=self._rotary_of(self._rotary_local, tokens, positions),
             key_mask=micro_batch.padding_mask,
             cache=cache,
+            linear_bias=self._linear_bias_of(tokens, cache),
         )
         stream = Residual(hidden)
         for run in self._runs:
@@ -167,6 +170,15 @@ class GPTStage(Stage):
         if positions is not None:
             return table.at(positions)
         return table.first(length).each(lambda part: cp.shard(part, 0))
+
+    def _linear_bias_of(self, tokens: torch.Tensor, cache: KeyValueCache | None) -> LinearBias | None:
+        if self._linear_bias is None:
+            return None
+        # Distances count along the sequence: positions may restart within it, which would change them.
+        if cache is not None and cache.positions is not None:
+            return self._linear_bias.at(cache.positions)
+        cp = self._axes.cp
+        return self._linear_bias.first(len(tokens) * cp.size).each(lambda part: cp.shard(part, 1))
 
 
 def _vocab_table(model: ModelConfig, name: str, vocab_size: int, builder: ParameterBuilder) -> nn.Parameter:

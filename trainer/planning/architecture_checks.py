@@ -116,6 +116,11 @@ OF_BERT: Rows = (
         "bert_binary_head off",
     ),
     (
+        "model.position_embedding_type",
+        lambda c: _is_bert(c) and c.model.position_embedding_type == "alibi",
+        "alibi needs causal attention, which model.architecture bert does not have; use learned_absolute",
+    ),
+    (
         "model.norm_placement",
         lambda c: _is_bert(c) and c.model.norm_placement not in ("pre", "post"),
         "must be post (BERT) or pre (Megatron-LM's BERT) with model.architecture bert; change it",

@@ -69,7 +69,7 @@ RELATIONS = (
         "incompatible:check_incompatible",
         (
             *("parallel.*", "model.attention_backend", "model.window_*", "model.num_experts", "model.moe_*"),
-            "model.no_rope_freq",
+            *("model.no_rope_freq", "model.attention_sinks", "model.attn_logit_softcapping"),
             *("model.norm_placement", "model.shared_parallel_norm", "model.position_embedding_offset"),
             *("model.activation_*", "model.squared_relu", "model.mtp_*", "training.recompute_*"),
             *("optimizer.optimizer_cpu_offload", "optimizer.optimizer_offload_fraction", "hooks.*"),

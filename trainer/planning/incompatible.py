@@ -305,6 +305,17 @@ IMPOSSIBLE: Rows = (
         "them",
     ),
     (
+        "model.attention_sinks",
+        lambda c: c.model.attention_sinks and c.model.position_embedding_type == "alibi",
+        "cannot be combined with position_embedding_type alibi, whose scores are right up to a number for each query, "
+        "but a sink needs that too; leave out one of them",
+    ),
+    (
+        "model.attn_logit_softcapping",
+        lambda c: c.model.attn_logit_softcapping is not None and c.model.position_embedding_type == "alibi",
+        "cannot be combined with position_embedding_type alibi, which adds to the scores; leave out one of them",
+    ),
+    (
         "model.mtp_loss_scaling_factor",
         lambda c: c.model.mtp_num_layers == 0 and is_changed("model", "mtp_loss_scaling_factor", c),
         "needs mtp_num_layers above 0; set that, or leave this key out",

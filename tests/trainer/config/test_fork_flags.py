@@ -37,6 +37,7 @@ def test_other_names_of_keys_and_of_values():
     assert config_of("--normalization", "rmsnorm").model.normalization == "RMSNorm"
     assert config_of("--normalization", "rmsnorm", "--normalization", "layernorm").model.normalization == "LayerNorm"
     assert config_of("--position-embedding-type", "rotary").model.position_embedding_type == "rope"
+    assert config_of("--position-embedding-type", "alibi").model.position_embedding_type == "alibi"
     values = parse_command_line(["--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", "t5-small"]).values
     assert values == {"data.tokenizer_type": "HuggingFaceTokenizer", "data.tokenizer_model": "t5-small"}
     assert config_of("--z-loss-strength", "1e-4").model.z_loss_coeff == 1e-4

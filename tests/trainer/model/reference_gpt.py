@@ -144,8 +144,21 @@ def _attention(part, model, hidden):
         if model.position_embedding_type == "rope":
             query, key = _rotate(query, model), _rotate(key, model)
         scores = query @ key.transpose(-1, -2) / width**0.5
+        if model.position_embedding_type == "alibi":
+            places = torch.arange(length, dtype=scores.dtype)
+            scores = scores + alibi_slope(head, heads) * (places[None, :] - places[:, None])
         contexts.append(torch.softmax(torch.where(allowed, scores, -torch.inf), -1) @ value)
     return part.linear("projection", torch.cat(contexts, -1))
+
+
+def alibi_slope(head, heads):
+    """Press et al. 2021 (arXiv:2108.12409), section 3, and the authors' rule for other numbers of heads."""
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    if head < power:
+        return 2 ** (-8 * (head + 1) / power)
+    return 2 ** (-8 * (2 * (head - power) + 1) / (2 * power))
 
 
 def _rotate(vectors, model):

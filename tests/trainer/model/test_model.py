@@ -94,6 +94,10 @@ MODELS = {
     "word-norm": {"embedding_layer_norm": True},
     "word-layer-norm-of-llama": {**LLAMA, "embedding_layer_norm": True, "apply_layernorm_1p": True},
     "word-norm-of-opt": {**OPT, "embedding_layer_norm": True},
+    "alibi": {"position_embedding_type": "alibi"},
+    "alibi-of-six-heads": {**LLAMA, "position_embedding_type": "alibi", "num_attention_heads": 6, "kv_channels": 5}
+    | {"num_query_groups": 3},
+    "bloom": {"position_embedding_type": "alibi", "embedding_layer_norm": True, "openai_gelu": True},
     "squared-relu": {"squared_relu": True},
     "gated-exact-gelu": {"gated_linear_unit": True},
     "gated-relu": {"gated_linear_unit": True, "activation_func": "relu"},

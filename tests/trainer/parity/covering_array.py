@@ -97,6 +97,7 @@ SIXTEEN_BIT = (
     Case("mixtral", dp=2, ep=2, zero=2, precision="bf16"),
     Case("llama", cp=2, zero=3, precision="bf16"),
     Case("qwen", tp=2, pp=2, schedule="zb-h1", precision="fp16"),
+    Case("bloom", tp=2, cp=2, sp=True, documents=True, precision="bf16"),
 )
 
 # In addition to the array: a word table on both ends of the pipeline for multi-token prediction, in shards.

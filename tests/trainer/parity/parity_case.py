@@ -169,8 +169,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "hidden_dropout": 0.1,
         "attention_dropout": 0.0,
     },
-    # BLOOM: a LayerNorm of the word embedding.
-    "bloom": {**_GPT2, "embedding_layer_norm": True, "attention_dropout": 0.0},
+    # BLOOM: a LayerNorm of the word embedding, ALiBi.
+    "bloom": {**_GPT2, "embedding_layer_norm": True, "position_embedding_type": "alibi"},
     # GPT-NeoX: attention and feed-forward side by side, LayerNorm, partly rotated heads, biases, also of the head.
     "neox": {
         "num_attention_heads": 8,

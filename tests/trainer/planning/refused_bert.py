@@ -59,6 +59,12 @@ REFUSED_BERT: list[Refused] = [
         {"model": {"num_tokentypes": 2}},
     ),
     (
+        {"model": {**_BERT, "position_embedding_type": "alibi"}},
+        "model.position_embedding_type",
+        "alibi needs causal attention",
+        {"model": {"architecture": "decoder"}},
+    ),
+    (
         {"model": {**_BERT, "norm_placement": "sandwich"}},
         "model.norm_placement",
         "must be post (BERT) or pre",

@@ -113,6 +113,18 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
         "cannot be combined with mtp_num_layers",
         {"model": {"mtp_num_layers": 0}},
     ),
+    (
+        {"model": {"position_embedding_type": "alibi", "attention_sinks": True}},
+        "model.attention_sinks",
+        "cannot be combined with position_embedding_type alibi",
+        {"model": {"position_embedding_type": "rope"}},
+    ),
+    (
+        {"model": {"position_embedding_type": "alibi", "attn_logit_softcapping": 50.0}},
+        "model.attn_logit_softcapping",
+        "cannot be combined with position_embedding_type alibi",
+        {"model": {"position_embedding_type": "rope"}},
+    ),
     *REFUSED_BERT,
     *REFUSED_HOOKS,
     (

@@ -30,8 +30,9 @@ class ModelConfig(Section):
     """Number of key/value heads. Setting this key switches group_query_attention on."""
     max_position_embeddings: PositiveInt | None = None
     """Unset: training.seq_length."""
-    position_embedding_type: Literal["learned_absolute", "rope", "relative", "none"] = "learned_absolute"
-    """relative: T5's bias by distance, which only architecture t5 has."""
+    position_embedding_type: Literal["learned_absolute", "rope", "alibi", "relative", "none"] = "learned_absolute"
+    """alibi: attention falls with the distance of the key, in each head by a fixed slope (BLOOM); relative: T5's bias
+    by distance, which only architecture t5 has."""
     position_embedding_offset: NonNegativeInt = 0
     """Rows of the learned position table before that of position 0; OPT has 2."""
     rotary_base: PositiveFloat = 10000.0

@@ -102,6 +102,8 @@ class SelfAttention(nn.Module):
         query, key, value = split_heads(packed, self._queries_per_group, self._head_dim, cos, sin, self._is_interleaved)
         if rotary is not None and rotary.query_scale is not None:
             query = query * rotary.query_scale.flatten(1).t()[:, None, :, None]
+        if forward_pass.linear_bias is not None:
+            query, key = forward_pass.linear_bias.behind(query, key)
         core = partial(self._attend, forward_pass)
         # Without dropout our kernels keep no scores, only tensors that are kept anyway: a replay would save nothing.
         keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0

@@ -15,7 +15,7 @@ from trainer.ops.attention.kernels import torch_kernel
 from trainer.ops.attention.padded import ALIGNED_WIDTH, fitted
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.unfused import Unfused
-from trainer.planning.parts.attention import widths
+from trainer.planning.parts.attention import kernel_widths
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
@@ -55,11 +55,11 @@ def choose_backend(
     if requested in ("flash", "auto"):
         flash = _find_flash(model, dtype, device) if flash_attn is None else flash_attn
         if isinstance(flash, FlashAttnPackage):
-            return AttentionBackend("flash", fitted(flash, widths(model), ALIGNED_WIDTH))
+            return AttentionBackend("flash", fitted(flash, kernel_widths(model), ALIGNED_WIDTH))
         if requested == "flash":
             raise no_flash(flash)
     has_softcap = model.attn_logit_softcapping is not None
-    fused = None if has_softcap else torch_kernel(dtype, widths(model), device)
+    fused = None if has_softcap else torch_kernel(dtype, kernel_widths(model), device)
     if fused is not None:
         return AttentionBackend("fused", fused)
     if requested == "fused" and has_softcap:
@@ -96,7 +96,7 @@ def flash_versions(model: ModelConfig) -> tuple[Version, ...]:
 
 def flash_problem(version: Version, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
     """Reason against a trial of a version, or None. Completes "flash-attn ..."."""
-    problem = unsuited(version, dtype, max(widths(model)), device)
+    problem = unsuited(version, dtype, max(kernel_widths(model)), device)
     # On Hopper, version 2 reaches 35% utilization (Shah et al. 2024, arXiv:2407.08608, abstract), and torch may choose
     # cuDNN's kernel. Before Hopper, version 2 is the same kernel as torch's, and also packs documents in one call.
     if problem is None and version == 2 and model.attention_backend == "auto":
@@ -108,7 +108,7 @@ def flash_problem(version: Version, model: ModelConfig, dtype: torch.dtype, devi
 def trial(model: ModelConfig) -> tuple[tuple[int, int], AttentionSettings]:
     """Head widths and settings with which a version of flash-attn is tried for a model: with its window, if any."""
     window = None if model.window_size is None else min(model.window_size, _TRIED_WINDOW)
-    return widths(model), replace(AttentionSettings.of(model, 0), window=window)
+    return kernel_widths(model), replace(AttentionSettings.of(model, 0), window=window)
 
 
 def why_no_flash(reasons: Mapping[Version, str]) -> str:

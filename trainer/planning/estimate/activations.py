@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer.planning.parts.attention import ALIBI_CHANNELS
+
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
@@ -37,6 +39,8 @@ def layer_bytes(config: TrainConfig, layer: int) -> int:
     if training.recompute_granularity == "selective":
         selected = frozenset(training.recompute_modules or ["core_attn"])
     attention = tokens * (2 * heads + 2 * groups) * model.head_dim * size + tokens * heads * _STATISTICS
+    if model.position_embedding_type == "alibi":
+        attention += tokens * (heads + groups) * ALIBI_CHANNELS * size
     scores = 0
     if model.attention_dropout > 0 and "core_attn" not in selected:
         # Probabilities before and after dropout.

@@ -20,6 +20,9 @@ Counted without a discount for the mask, attention takes 1.4 to 1.5 times as lon
 256 or 512 tokens, and 1.07 times for 2048: the mask's savings and the kernel's lower efficiency cancel out.
 """
 
+ALIBI_CHANNELS = 8
+"""Channels behind those of each query and key that give the bias; see trainer.model.linear_bias."""
+
 
 def parameters(model: ModelConfig) -> int:
     """Parameters of one layer's attention, without the norms before and after it."""
@@ -55,6 +58,12 @@ def widths(model: ModelConfig) -> tuple[int, int]:
     return (model.qk_head_dim or 0) + (model.qk_pos_emb_head_dim or 0), model.v_head_dim or 0
 
 
+def kernel_widths(model: ModelConfig) -> tuple[int, int]:
+    """``widths`` as attention kernels get them: with the channels of ALiBi."""
+    query, value = widths(model)
+    return (query + ALIBI_CHANNELS if model.position_embedding_type == "alibi" else query), value
+
+
 def score_flops(model: ModelConfig, layer: int, length: int) -> int:
     """Operations of scores and weighted values, without a discount for the causal mask.
 
@@ -68,4 +77,5 @@ def score_flops(model: ModelConfig, layer: int, length: int) -> int:
 def score_cost(model: ModelConfig, layer: int, length: int) -> float:
     """Operations of equal time in matrix products; see ``TILE``."""
     seen = min(length, model.window_of(layer) or length)
-    return score_flops(model, layer, length) * (1 + min(1.0, TILE / seen) / 2)
+    wider = sum(kernel_widths(model)) / sum(widths(model))
+    return score_flops(model, layer, length) * wider * (1 + min(1.0, TILE / seen) / 2)

@@ -16,6 +16,7 @@ from trainer.planning.estimate.devices import find_device
 from trainer.planning.estimate.memory import memory_of_ranks, state_bytes
 from trainer.planning.estimate.parameters import rank_parameters
 from trainer.planning.estimate.plan import plan_run, remedy
+from trainer.planning.parts.attention import score_cost, score_flops
 
 VOCAB = 100
 LLAMA = {
@@ -105,6 +106,17 @@ def test_recompute_of_the_feed_forward_part_forgets_its_inner_channels() -> None
     kept = layer_bytes(tiny(model, {}, bf16=True), 0)
     less = layer_bytes(tiny(model, {}, bf16=True, recompute_granularity="selective", recompute_modules=["mlp"]), 0)
     assert kept - less == 32 * 3 * 192 * 2
+
+
+def test_the_channels_of_alibi_are_kept_and_computed() -> None:
+    model = {**LLAMA, "num_attention_heads": 8, "ffn_hidden_size": 192}
+    plain, wider = (tiny({**model, "position_embedding_type": kind}, {}, bf16=True) for kind in ("none", "alibi"))
+    groups = plain.model.query_groups
+    assert layer_bytes(wider, 0) - layer_bytes(plain, 0) == 32 * (8 + groups) * 8 * 2
+    width = plain.model.head_dim
+    ratio = score_cost(wider.model, 0, 32) / score_cost(plain.model, 0, 32)
+    assert ratio == pytest.approx((2 * width + 8) / (2 * width))
+    assert score_flops(wider.model, 0, 32) == score_flops(plain.model, 0, 32)
 
 
 def gpt_13b(**training: Any) -> TrainConfig:
