@@ -62,7 +62,7 @@ class MicroBatchRandomness:
         Args:
             site: the dropout within the layer.
             layer: number of the layer in the whole model.
-            part: for attention, number of the head in the whole model: attention draws a mask per head.
+            part: number of the stream within the site; attention has several.
         """
         return stream_seed("dropout", self.seed, self.iteration, self.micro_batch, layer, site, part)
 

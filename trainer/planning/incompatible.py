@@ -41,8 +41,8 @@ Rows = tuple[tuple[str, Callable[["TrainConfig"], bool], str], ...]
 IMPOSSIBLE: Rows = (
     (
         "model.attention_backend",
-        lambda c: c.model.attention_backend in ("flash", "fused") and c.model.attention_dropout > 0,
-        "flash and fused do not support attention dropout; set model.attention_dropout to 0, or use unfused or auto",
+        lambda c: c.model.attention_backend == "flash" and c.model.attention_dropout > 0,
+        "flash does not support attention dropout; set model.attention_dropout to 0, or use fused or auto",
     ),
     (
         "model.attention_backend",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
 from trainer.config.kernel_names import BackendChoice
+from trainer.planning.parts.attention import keeps_scores
 from trainer.planning.pipeline import pipeline_schedule
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _drops(config: TrainConfig) -> bool:
 
 
 def _drops_causal_shares(config: TrainConfig) -> bool:
-    return config.model.attention_dropout > 0.0 and config.model.is_causal
+    return config.model.is_causal and keeps_scores(config.model)
 
 
 def _drops_shares_of_documents(config: TrainConfig) -> bool:
@@ -97,7 +98,7 @@ ROWS: Mapping[str, Row] = {
     "moe_permute": Row("moe_permute", _has_experts, _PERMUTE_FUSION),
     "moe_unpermute": Row("moe_permute", _has_experts, _PERMUTE_FUSION),
     "cross_entropy": Row("cross_entropy", switches=(Switch("cross_entropy_loss_fusion", off=False),)),
-    # Without dropout attention never keeps its probabilities: unfused attention recomputes them.
+    # Only unfused attention with dropout keeps its probabilities; all other attention recomputes them.
     "scaled_masked_softmax": Row("softmax", _drops_shares_of_documents, _SOFTMAX_FUSION),
     "scaled_causal_softmax": Row("softmax", _drops_causal_shares, _SOFTMAX_FUSION),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.planning.flops import count_parameters
+from trainer.planning.parts.attention import keeps_scores
 from trainer.planning.pipeline import pipeline_placement, pipeline_schedule
 from trainer.planning.stage_partition import partition_layers
 
@@ -73,9 +74,10 @@ def _pipeline(config: TrainConfig, mesh: ParallelMesh, vocab_size: int) -> list[
 
 
 def _attention(config: TrainConfig) -> list[str]:
-    if config.model.attention_backend != "auto" or config.model.attention_dropout == 0.0:
+    if not (config.model.is_causal and keeps_scores(config.model)):
         return []
-    return ["attention keeps its scores because of attention_dropout; 0 uses fused kernels"]
+    backend = config.model.attention_backend
+    return [f"attention_backend {backend} with attention_dropout keeps the attention scores; auto keeps none"]
 
 
 def _memory(config: TrainConfig, mesh: ParallelMesh) -> list[str]:
@@ -100,10 +102,10 @@ def _recompute(config: TrainConfig) -> list[str]:
         return [f"full recompute of {number} layers per {stage}"]
     modules = training.recompute_modules or ["core_attn"]
     # A position bias too needs the scores.
-    if config.model.attention_dropout > 0.0 or config.model.is_encoder_decoder:
+    if keeps_scores(config.model) or config.model.is_encoder_decoder:
         return [f"recompute of {', '.join(modules)}"]
     others = [module for module in modules if module != "core_attn"]
     details = [f"recompute of {', '.join(others)}"] if others else []
     if len(others) < len(modules):
-        details.append("nothing to recompute in core_attn, which keeps no scores without attention_dropout")
+        details.append("nothing to recompute in core_attn, which keeps no scores")
     return details

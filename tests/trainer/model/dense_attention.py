@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.distributed.random_streams import seeded_generator
+from trainer.distributed.random_streams import MicroBatchRandomness, seeded_generator
+from trainer.ops.bias_dropout_add import philox
 
 Bounds = Sequence[Sequence[int]]
 
@@ -40,6 +41,18 @@ def mask(
         [torch.bucketize(torch.arange(length), torch.tensor(ends[1:]), right=True) for ends in bounds]
     )
     return seen & (numbers[:, None, :, None] == numbers[:, None, None, :])
+
+
+def kept_weights(
+    batch: int, heads: int, queries: int, keys: int, probability: float, randomness: MicroBatchRandomness
+) -> torch.Tensor:
+    """Mask [B, A, Q, K], True for a weight that dropout keeps in self-attention of layer 3: by the formula."""
+    seeds = [randomness.dropout_seed("attention", 3, part) for part in range(2)]
+    rows = philox(torch.arange(heads * batch * queries), seeds[0]).view(heads, batch, queries, 1, 4).transpose(0, 1)
+    columns = philox(torch.arange(keys), seeds[1])[:, 0]
+    hashed = (rows[..., 0] ^ columns) * (rows[..., 1] ^ 2**31 | 1) % 2**32
+    hashed = (hashed ^ hashed >> 15) * 0x2C1B3C6D % 2**32
+    return (hashed ^ 2**31) >= probability * 2**32
 
 
 def attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,6 @@ from trainer.data.samples.document_places import Documents
 from trainer.distributed.random_streams import MicroBatchRandomness, StepRandomness
 from trainer.model.attention.core_attention import AttentionCore, _has_grouped_kernel, attend
 from trainer.model.context import ForwardPass, ParallelAxes
-from trainer.model.dropout import draw_mask
 from trainer.ops.attention.backend import choose_backend
 from trainer.ops.attention.interface import Packing
 from trainer.ops.attention.kernels import TorchEfficient, TorchFlash, TorchFlashCPU
@@ -82,13 +82,11 @@ def test_kernels_give_the_log_sum_exp(kernel, causal: bool) -> None:
 def test_dropout_has_the_mask_of_the_whole_model_within_documents() -> None:
     inputs, grad = dense.heads(2, 4, 2, 23, 8)
     randomness = StepRandomness(1, 2).micro_batch(5)
-    masks = [
-        draw_mask((2, 23, 23), 0.3, randomness.dropout_generator(CPU, "attention", 3, part=head)) for head in range(4)
-    ]
-    kept = torch.stack(masks, dim=1)
-    # A few long documents share one mask, many short ones are computed one by one.
-    for bounds in (None, ((0, 7, 23), (0, 7, 23)), ((0, 23), (0, 1, 22, 23)), ((0, 8, 15, 23), (0, 2, 23))):
-        found = attend(*inputs, forward_pass(bounds, randomness), core("auto", dropout=0.3))
+    kept = dense.kept_weights(2, 4, 23, 23, 0.3, randomness)
+    # With scores in memory a few long documents share one mask, and many short ones are computed one by one.
+    documents = (None, ((0, 7, 23), (0, 7, 23)), ((0, 23), (0, 1, 22, 23)), ((0, 8, 15, 23), (0, 2, 23)))
+    for bounds, backend in itertools.product(documents, ("auto", "unfused")):
+        found = attend(*inputs, forward_pass(bounds, randomness), core(backend, dropout=0.3))
         expected = dense.attention(*inputs, bounds, kept, 0.3)
         assert dense.worst(dense.gradients(found, inputs, grad), dense.gradients(expected, inputs, grad)) < 1e-12
 

@@ -10,11 +10,10 @@ import torch
 from tests.trainer.model import dense_attention as dense
 from tests.trainer.model.test_attention import CPU, LIMITS, forward_pass, model
 from trainer.distributed.mesh import ParallelMesh
-from trainer.distributed.random_streams import MicroBatchRandomness, StepRandomness
+from trainer.distributed.random_streams import StepRandomness
 from trainer.model.attention.core_attention import AttentionCore, attend
 from trainer.model.attention.self_attention import SelfAttention
 from trainer.model.context import ParallelAxes
-from trainer.model.dropout import draw_mask
 from trainer.model.sharding import ParameterBuilder
 from trainer.ops.attention import tiles
 from trainer.ops.attention.backend import choose_backend
@@ -36,21 +35,12 @@ def core(backend: str, value_width: int = WIDTH, dropout: float = 0.0, **setting
     return AttentionCore(3, dropout, ParallelAxes(), AttentionSettings(**{"scale": 0.3, **settings}), chosen)
 
 
-def kept_weights(queries: int, keys: int, probability: float, randomness: MicroBatchRandomness) -> torch.Tensor:
-    """Weights that dropout keeps: one stream for each head of the whole model."""
-    masks = [
-        draw_mask((2, queries, keys), probability, randomness.dropout_generator(CPU, "attention", 3, part=head))
-        for head in range(HEADS)
-    ]
-    return torch.stack(masks, dim=1)
-
-
 def deviation(layer: AttentionCore, bounds: dense.Bounds | None, sinks: torch.Tensor | None, **lengths: int) -> float:
     """Largest relative deviation from dense attention of output and gradients, sinks' included."""
     value_width = lengths.pop("value_width", WIDTH)
     queries, keys = lengths.get("queries", LENGTH), lengths.get("keys", LENGTH)
     inputs, grad = dense.heads(2, HEADS, 2, queries, WIDTH, keys=keys, value_width=value_width)
-    kept = kept_weights(queries, keys, layer.dropout, RANDOMNESS) if layer.dropout else None
+    kept = dense.kept_weights(2, HEADS, queries, keys, layer.dropout, RANDOMNESS) if layer.dropout else None
     own = None if sinks is None else sinks.clone().requires_grad_()
     leaves = inputs if own is None else [*inputs, own]
     randomness = RANDOMNESS if layer.dropout else None
@@ -170,7 +160,7 @@ KEY_MASK = torch.tensor([[True] * 7, [True, True, True, False, False, False, Fal
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_bias_and_key_mask_equal_dense_attention(dropout, causal) -> None:
     inputs, grad = dense.heads(2, HEADS, 2, 5, WIDTH, keys=7, value_width=6)
-    kept = kept_weights(5, 7, dropout, RANDOMNESS) if dropout else None
+    kept = dense.kept_weights(2, HEADS, 5, 7, dropout, RANDOMNESS) if dropout else None
     for bias, key_mask, softcap, sinks in itertools.product((None, BIAS), (None, KEY_MASK), (None, 1.5), (None, SINKS)):
         own = [part.clone().requires_grad_() for part in (bias, sinks) if part is not None]
         extra = {"bias": None if bias is None else own[0], "sinks": None if sinks is None else own[-1]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
-from functools import partial
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from trainer.model.attention.core_attention import AttentionCore, attend
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.context_parallel import ring, ulysses
 from trainer.model.context_parallel.axis import ContextParallel
-from trainer.model.dropout import draw_mask
 from trainer.ops.attention.backend import choose_backend
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.tiled import TileAttention
@@ -89,8 +87,7 @@ def deviation(
     randomness = StepRandomness(1, 2).micro_batch(3) if core.dropout else None
     kept = None
     if randomness is not None:
-        shape, generator = (2, LENGTH, LENGTH), partial(randomness.dropout_generator, CPU, "attention", 3)
-        kept = torch.stack([draw_mask(shape, core.dropout, generator(part=head)) for head in range(heads[0])], dim=1)
+        kept = dense.kept_weights(2, heads[0], LENGTH, LENGTH, core.dropout, randomness)
     sinks = [torch.linspace(-1.0, 2.0, heads[0], dtype=dtype).requires_grad_()] if has_sinks else []
     wanted = dense.attention(
         *whole, bounds, kept, core.dropout, **vars(core.settings), sinks=sinks[0] if sinks else None

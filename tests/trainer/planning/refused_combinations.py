@@ -22,16 +22,10 @@ LATENT = {"multi_latent_attention": True, "kv_lora_rank": 8, "qk_head_dim": 4, "
 REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
     *REFUSED_BATCHES,
     (
-        {"model": {"attention_backend": "fused", "attention_dropout": 0.1}},
-        "model.attention_backend",
-        "set model.attention_dropout to 0, or use unfused or auto",
-        {"model": {"attention_backend": "fused", "attention_dropout": 0.0}},
-    ),
-    (
         {"model": {"attention_backend": "flash", "attention_dropout": 0.1}},
         "model.attention_backend",
-        "do not support attention dropout",
-        {"model": {"attention_backend": "auto", "attention_dropout": 0.1}},
+        "does not support attention dropout; set model.attention_dropout to 0, or use fused or auto",
+        {"model": {"attention_backend": "fused", "attention_dropout": 0.1}},
     ),
     (
         {"model": {"attention_backend": "fused", "attn_logit_softcapping": 50.0}},

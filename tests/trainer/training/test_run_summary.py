@@ -61,17 +61,18 @@ def test_every_axis_that_is_used_is_named() -> None:
         ),
         (
             {"training": {"recompute_granularity": "selective"}},
-            "nothing to recompute in core_attn, which keeps no scores without attention_dropout",
+            "nothing to recompute in core_attn, which keeps no scores",
         ),
         (
             {"training": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]}},
-            "recompute of mlp; nothing to recompute in core_attn, which keeps no scores without attention_dropout",
+            "recompute of mlp; nothing to recompute in core_attn, which keeps no scores",
         ),
         (
             {
                 "model": {"attention_dropout": 0.1, "attention_backend": "unfused"},
                 "training": {"recompute_granularity": "selective"},
             },
+            "attention_backend unfused with attention_dropout keeps the attention scores; auto keeps none; "
             "recompute of core_attn",
         ),
         (
@@ -87,8 +88,12 @@ def test_every_axis_that_is_used_is_named() -> None:
             "full recompute of layers in groups of 1",
         ),
         (
-            {"model": {"attention_dropout": 0.1}},
-            "attention keeps its scores because of attention_dropout; 0 uses fused kernels",
+            {"model": {"attention_dropout": 0.1, "attention_backend": "local"}},
+            "attention_backend local with attention_dropout keeps the attention scores; auto keeps none",
+        ),
+        (
+            {"model": {"attention_dropout": 0.1}, "training": {"recompute_granularity": "selective"}},
+            "nothing to recompute in core_attn, which keeps no scores",
         ),
         ({"optimizer": {"optimizer_cpu_offload": True}}, "100% of the optimizer state in CPU memory"),
     ],

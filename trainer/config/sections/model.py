@@ -148,7 +148,8 @@ class ModelConfig(Section):
     relative_attention_max_distance: PositiveInt = 128
     """With position_embedding_type relative: distance from which all tokens share the last bias."""
     attention_dropout: float = Field(0.1, ge=0.0, lt=1.0)
-    """Probability that an attention weight is dropped."""
+    """Probability that an attention weight is dropped. On GPUs whose fused kernels draw the masks, the masks differ
+    between parallel layouts; elsewhere each layout has the same."""
     hidden_dropout: float = Field(0.1, ge=0.0, lt=1.0)
     """Probability that an element is dropped, after the embedding and before each residual add."""
     init_method_std: PositiveFloat = 0.02
@@ -160,8 +161,9 @@ class ModelConfig(Section):
     make_vocab_size_divisible_by: PositiveInt = 128
     """Rows of the word table are padded to a multiple of this number times tp."""
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = "auto"
-    """flash: the flash-attn package; fused: PyTorch's kernels; unfused or local: plain attention with the scores in
-    memory; auto: the fastest backend that is available and supports the config."""
+    """flash: the flash-attn package; fused: PyTorch's kernels; unfused or local: plain attention, which with
+    attention_dropout keeps the scores in memory; auto: the fastest backend that is available and supports the
+    config."""
     num_experts: PositiveInt | None = None
     """Experts per mixture-of-experts layer. Unset: a dense model."""
     moe_layer_freq: PositiveInt | list[bool] = 1

@@ -7,7 +7,8 @@ Vaswani et al. 2017 (arXiv:1706.03762), equation 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,21 +21,25 @@ from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.context_parallel.axis import ContextParallel
 from trainer.model.context_parallel.ring import ring_attention
 from trainer.model.context_parallel.ulysses import divide_heads, divide_sequence
-from trainer.model.dropout import apply_mask, draw_mask
+from trainer.model.dropout import apply_mask
 from trainer.ops.attention.backend import AttentionBackend
 from trainer.ops.attention.interface import repeat_groups
+from trainer.ops.attention.kept_weights import KeptWeights
 from trainer.ops.attention.kernels import GROUPS_ON_CPU, has_torch_flash
 from trainer.ops.attention.masked import masked_attention
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.single_query import single_query_attention
 from trainer.ops.attention.tiled import TileAttention, Tiling, tiled_attention
 from trainer.ops.attention.tiles import Tile, whole_tiles
-from trainer.ops.attention.unfused import KeptWeights
+from trainer.ops.bias_dropout_add import philox
 from trainer.ops.dispatch.registry import Kernels
 from trainer.ops.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
 
 if TYPE_CHECKING:
     from trainer.data.samples.document_places import Documents
+
+
+_ROWS, _COLUMNS, _LIBRARY = range(3)  # parts of a dropout site; of the last, one per first head of a rank
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class AttentionCore:
         axes: the axes along which the layer is divided.
         settings: scores, and the keys that a query sees.
         backend: the attention kernels.
-        kernels: the kernel registry; attention with dropout uses its softmax.
+        kernels: the kernel registry; attention that keeps its scores uses its softmax.
         site: address of the dropout masks within the layer.
     """
 
@@ -58,6 +63,10 @@ class AttentionCore:
     backend: AttentionBackend
     kernels: Kernels = Kernels()
     site: DropoutSite = "attention"
+
+    def keeps_scores(self, forward_pass: ForwardPass) -> bool:
+        """True if self-attention in ``forward_pass`` may keep its scores for backward."""
+        return self.backend.keeps_scores and self.dropout > 0.0 and forward_pass.randomness is not None
 
 
 def attend(
@@ -152,13 +161,16 @@ def _attend_whole(
         return masked_attention(query, key, value, settings, bias=bias, key_mask=key_mask, sinks=sinks, weights=weights)
     tiling = _tiling(documents, queries, keys, settings)
     is_plain = settings.is_plain and sinks is None and queries == keys
-    if dropout is not None and is_plain:
+    if dropout is not None and is_plain and core.backend.keeps_scores:
         return _attend_with_dropout(query, key, value, tiling, documents, dropout)
-    weights = None if dropout is None else dropout.weights(query, keys)
     has_torch_call = is_plain or (not settings.causal and settings.softcap is None and sinks is None)
-    has_torch_call = has_torch_call and weights is None and query.shape[3] == value.shape[3]
-    if has_torch_call and core.backend.name == "fused" and len(tiling.tiles) == 1:
+    has_torch_call = has_torch_call and query.shape[3] == value.shape[3] and len(tiling.tiles) == 1
+    if has_torch_call and dropout is None and core.backend.name == "fused":
         return _torch_attention(query, key, value, settings)
+    if has_torch_call and dropout is not None and _has_library_dropout(query, core.backend):
+        with dropout.library_stream(query.device):
+            return _torch_attention(query, key, value, settings, core.dropout)
+    weights = None if dropout is None else dropout.weights(query, keys)
     return tiled_attention(query, key, value, tiling, TileAttention(core.backend.kernel, settings, weights), sinks)
 
 
@@ -174,9 +186,11 @@ def _tiling(documents: Documents | None, queries: int, keys: int, settings: Atte
 
 @dataclass(frozen=True)
 class _Dropout:
-    """The dropout masks of one layer and micro-batch.
+    """The dropout of one layer and micro-batch.
 
-    Each head of the whole model has its own stream, so that a mask does not depend on the layout.
+    A mask depends on the places of head, sample, query and key in the whole model, not on the layout. Only the masks
+    of torch's GPU kernels differ between layouts: each rank has a stream of its own, and repeats it when it resumes or
+    recomputes.
     """
 
     core: AttentionCore
@@ -185,30 +199,33 @@ class _Dropout:
     """Number of this rank's first head in the whole model."""
 
     def weights(self, query: torch.Tensor, keys: int) -> KeptWeights:
-        """Weights that are kept of queries [B, A/t, Q, D] over all keys: [B, A/t, Q, K]."""
-        batch, heads, queries, _ = query.shape
-        return self._kept(query, heads, (batch, queries, keys), lambda mask: mask)
+        """Weights that are kept of queries [B, A/t, Q, D] over ``keys`` keys."""
+        queries = query.shape[2]
+        return self._kept(query, torch.arange(queries), queries, keys)
 
     def ring_weights(self, query: torch.Tensor, cp: ContextParallel) -> KeptWeights:
-        """Weights that are kept of this rank's queries [B, A/t, S/c, D] over all keys: [B, A/t, S/c, S]."""
-        batch, heads, part, _ = query.shape
-        length = part * cp.size
-        return self._kept(query, heads, (batch, length, length), lambda mask: cp.shard(mask, 1))
+        """Weights that are kept of this rank's queries [B, A/t, S/c, D] over all S keys."""
+        length = query.shape[2] * cp.size
+        return self._kept(query, cp.shard(torch.arange(length), 0), length, length)
 
-    def _kept(
-        self,
-        query: torch.Tensor,
-        heads: int,
-        shape: tuple[int, int, int],
-        own: Callable[[torch.Tensor], torch.Tensor],
-    ) -> KeptWeights:
-        """Draw the whole mask of each head, and keep this rank's ``own`` rows."""
-        streams = [
-            self.randomness.dropout_generator(query.device, self.core.site, self.core.layer, part=head)
-            for head in range(self.first_head, self.first_head + heads)
-        ]
-        masks = [own(draw_mask(shape, self.core.dropout, stream)) for stream in streams]
-        return KeptWeights(torch.stack(masks, dim=1), self.core.dropout)
+    @contextmanager
+    def library_stream(self, device: torch.device) -> Iterator[None]:
+        """Seed torch's default generators for one call of a library kernel; all draws elsewhere go on as before."""
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(self._seed(_LIBRARY + self.first_head))
+            yield
+
+    def _kept(self, query: torch.Tensor, positions: torch.Tensor, length: int, keys: int) -> KeptWeights:
+        """Weights of the queries at ``positions`` of ``length``."""
+        batch, heads = query.shape[:2]
+        first = self.first_head * batch
+        samples = torch.arange(first, first + heads * batch).view(heads, batch, 1).transpose(0, 1)
+        rows = philox(samples * length + positions, self._seed(_ROWS))[..., :2]
+        columns = philox(torch.arange(keys), self._seed(_COLUMNS))[:, 0]
+        return KeptWeights.of_words(rows.to(query.device), columns.to(query.device), self.core.dropout)
+
+    def _seed(self, part: int) -> int:
+        return self.randomness.dropout_seed(self.core.site, self.core.layer, part)
 
 
 def _attend_with_dropout(
@@ -221,7 +238,7 @@ def _attend_with_dropout(
 ) -> torch.Tensor:
     """Plain causal attention with dropout. It keeps its scores, and runs on the softmax of the kernel registry."""
     length = query.shape[2]
-    kept = dropout.weights(query, length).kept
+    kept = dropout.weights(query, length).dropped().logical_not_()
     if documents is None or len(tiling.tiles) == 1:
         return _drop_and_attend(query, key, value, kept, dropout.core)
     contexts = []
@@ -278,17 +295,24 @@ def _drop_and_attend(
 
 
 def _torch_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: AttentionSettings
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: AttentionSettings, dropout: float = 0.0
 ) -> torch.Tensor:
-    """Torch's own call: causal over as many keys as queries, or over all keys."""
+    """Torch's own call: causal over as many keys as queries, or over all keys; masks from its default generator."""
     # Memory is linear in S if torch has a fused kernel: on CPUs, and on GPUs since Volta (V100).
-    attend_fused = partial(F.scaled_dot_product_attention, is_causal=settings.causal, scale=settings.scale)
+    attend_fused = partial(
+        F.scaled_dot_product_attention, dropout_p=dropout, is_causal=settings.causal, scale=settings.scale
+    )
     if query.shape[1] == key.shape[1]:
         return attend_fused(query, key, value)
     if _has_grouped_kernel(query):
         return attend_fused(query, key, value, enable_gqa=True)
     copies = query.shape[1] // key.shape[1]
     return attend_fused(query, repeat_groups(key, copies), repeat_groups(value, copies))
+
+
+def _has_library_dropout(query: torch.Tensor, backend: AttentionBackend) -> bool:
+    """True if torch's fused kernels draw their own masks on the device: on CPUs they have no dropout."""
+    return query.is_cuda and backend.name != "unfused"
 
 
 def _has_grouped_kernel(query: torch.Tensor) -> bool:

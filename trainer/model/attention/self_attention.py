@@ -105,9 +105,8 @@ class SelfAttention(nn.Module):
         if forward_pass.linear_bias is not None:
             query, key = forward_pass.linear_bias.behind(query, key)
         core = partial(self._attend, forward_pass)
-        # Without dropout our kernels keep no scores, only tensors that are kept anyway: a replay would save nothing.
-        keeps_scores = forward_pass.randomness is not None and self._core.dropout > 0.0
-        replays = self._recompute_core and keeps_scores
+        # Other kernels keep no scores, only tensors that are kept anyway: a replay would save nothing.
+        replays = self._recompute_core and self._core.keeps_scores(forward_pass)
         context = recompute(core, query, key, value) if replays else core(query, key, value)
         return self.projection(context.permute(2, 0, 1, 3).flatten(2), adds_bias=adds_bias)  # type: ignore[no-any-return]
 

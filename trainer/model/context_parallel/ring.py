@@ -230,7 +230,9 @@ def _by_step(attention: TileAttention, cp: ContextParallel) -> tuple[TileAttenti
         return (attention,) * cp.size
     weights = attention.weights
     sources = (replace(cp, rank=(cp.rank - step) % cp.size) for step in range(cp.size))
-    return tuple(replace(attention, weights=replace(weights, kept=source.shard(weights.kept, 3))) for source in sources)
+    return tuple(
+        replace(attention, weights=replace(weights, columns=source.shard(weights.columns, 0))) for source in sources
+    )
 
 
 def ring_attention(
@@ -252,7 +254,7 @@ def ring_attention(
         value: [B, G, S/c, V].
         documents: bounds of the documents of whole samples; None lets attention cross documents.
         cp: the ring.
-        attention: computes one tile; its dropout weights are [B, A, S/c, S], with all keys in order of positions.
+        attention: computes one tile; its dropout weights have all S keys, in order of positions.
         sinks: logits [A] that take part in each head's softmax without a value; None: no sinks.
 
     Returns:

@@ -27,10 +27,17 @@ _TRIED_WINDOW = 8
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """Name and kernel of the attention backend of a run."""
+    """Name and kernel of the attention backend of a run.
+
+    Attributes:
+        name: the backend.
+        kernel: computes attention without dropout.
+        keeps_scores: True if plain causal attention with dropout keeps its scores for backward.
+    """
 
     name: Literal["flash", "fused", "unfused"]
     kernel: AttentionKernel
+    keeps_scores: bool = False
 
 
 def choose_backend(
@@ -50,7 +57,7 @@ def choose_backend(
     """
     requested = model.attention_backend
     if requested in ("unfused", "local"):
-        return AttentionBackend("unfused", Unfused())
+        return AttentionBackend("unfused", Unfused(), keeps_scores=True)
     # flash-attn is imported only for configs that may use it.
     if requested in ("flash", "auto"):
         flash = _find_flash(model, dtype, device) if flash_attn is None else flash_attn

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from trainer.ops.attention.interface import precise, repeat_groups
+from trainer.ops.attention.kept_weights import KeptWeights
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.tiles import Band
-from trainer.ops.attention.unfused import KeptWeights, outside
+from trainer.ops.attention.unfused import outside
 
 
 def masked_attention(
@@ -53,7 +54,7 @@ def masked_attention(
         scores = torch.cat((scores, column), dim=-1)
     shares = scores.softmax(-1)[..., : key.shape[2]]
     if weights is not None:
-        shares = shares * weights.kept / (1.0 - weights.probability)
+        shares = shares.masked_fill(weights.dropped(), 0.0) / (1.0 - weights.probability)
     return shares.to(value.dtype) @ value
 
 

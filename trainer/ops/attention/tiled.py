@@ -20,9 +20,10 @@ from trainer.ops.attention.interface import (
     empty_heads,
     precise,
 )
+from trainer.ops.attention.kept_weights import KeptWeights
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.tiles import Tile
-from trainer.ops.attention.unfused import KeptWeights, Unfused
+from trainer.ops.attention.unfused import Unfused
 
 
 @dataclass(frozen=True)

@@ -163,12 +163,15 @@ def _ring_window_tiles(queries: Chunks, keys: Chunks, half: int, bounds: Bounds,
     return _visible(tiles)
 
 
-def row_blocks(queries: int, keys: int, band: Band, most_scores: int = MAX_SCORES) -> tuple[Tile, ...]:
+def row_blocks(
+    queries: int, keys: int, band: Band, most_scores: int = MAX_SCORES, *, heads: int = 1
+) -> tuple[Tile, ...]:
     """Divide a rectangle into blocks of whole rows, each with only the keys that its rows see.
 
-    A block has at most ``most_scores`` scores, or 64 rows. With a window it also has at most as many rows as the window
-    has keys, so that the cost is linear in the window.
+    A block has at most ``most_scores`` scores of ``heads`` together, or 64 rows. With a window it also has at most as
+    many rows as the window has keys, so that the cost is linear in the window.
     """
+    most_scores //= heads
     rows = max(_FEWEST_ROWS, most_scores // keys)
     if band.first is not None and band.last is not None:
         seen = band.last - band.first + 1

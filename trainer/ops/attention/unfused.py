@@ -8,11 +8,11 @@ value head. Dao et al. 2022 (arXiv:2205.14135), appendix B, for the backward fro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import torch
 
 from trainer.ops.attention.interface import Gradients, precise
+from trainer.ops.attention.kept_weights import KeptWeights
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.tiles import FULL, Band, Tile, row_blocks
 
@@ -20,27 +20,6 @@ ForwardBlock = Callable[[Tile, torch.Tensor, torch.Tensor, torch.Tensor], tuple[
 """Output and log-sum-exp of a block, from its slices of query, key and value."""
 BackwardBlock = Callable[..., Gradients]
 """Gradients of a block's slices, from the block and its slices of the arguments of a kernel's backward."""
-
-
-@dataclass(frozen=True)
-class KeptWeights:
-    """Attention weights that dropout keeps.
-
-    Attributes:
-        kept: [B, A, Q, K], True for a weight that is kept.
-        probability: share of the weights that is dropped.
-    """
-
-    kept: torch.Tensor
-    probability: float
-
-    def of(self, tile: Tile) -> KeptWeights:
-        """The weights of a tile."""
-        return replace(self, kept=self.kept[tile.queries][..., slice(*tile.key)])
-
-    def apply_(self, shares: torch.Tensor) -> torch.Tensor:
-        """Set the dropped ``shares`` [B, G, R, Q, K] to 0 and scale up the rest, in place."""
-        return shares.mul_(self.kept.reshape(shares.shape)).mul_(1.0 / (1.0 - self.probability))
 
 
 class Unfused:
@@ -63,12 +42,12 @@ class Unfused:
         ) -> tuple[torch.Tensor, torch.Tensor]:
             scores = _hide_(_capped_scores(query, key, settings), block.band)
             log_sum_exp = scores.logsumexp(-1)
-            shares = scores.sub_(log_sum_exp.unsqueeze(-1)).exp_()
+            shares = _shares_(scores, log_sum_exp.unsqueeze(-1), weights)
             if weights is not None:
-                shares = weights.of(block).apply_(shares)
+                shares.masked_fill_(weights.of(block).dropped().view(shares.shape), 0.0)
             return (shares.to(value.dtype) @ value.unsqueeze(2)).flatten(1, 2), log_sum_exp.flatten(1, 2)
 
-        return forward_by_rows(compute, query, key, value, band)
+        return forward_by_rows(compute, query, key, value, band, _heads_of_block(query, weights))
 
     def backward(
         self,
@@ -97,14 +76,18 @@ class Unfused:
             scores = _capped_scores(query, key, settings)
             # The derivative of c * tanh(s / c) is 1 - tanh(s / c)^2.
             slope = None if settings.softcap is None else (scores / settings.softcap).square_().neg_().add_(1.0)
-            shares = _hide_(scores, block.band).sub_(_grouped(log_sum_exp.unsqueeze(-1), key)).exp_()  # [B, G, R, Q, K]
+            log_sum_exp = _grouped(log_sum_exp.unsqueeze(-1), key)
+            shares = _shares_(_hide_(scores, block.band), log_sum_exp, weights)  # [B, G, R, Q, K]
             grad, grouped = _grouped(grad_output, key), _grouped(query, key)
             grad_shares = (grad @ value.unsqueeze(2).mT).to(shares.dtype)
             kept_shares = shares
-            if weights is not None:
-                own = weights.of(block)
-                grad_shares, kept_shares = own.apply_(grad_shares), own.apply_(shares.clone())
             along = (grad_output.to(shares.dtype) * output).sum(-1, keepdim=True)
+            if weights is not None:
+                dropped = weights.of(block).dropped().view(shares.shape)
+                kept_shares = shares.masked_fill(dropped, 0.0)
+                grad_shares.masked_fill_(dropped, 0.0)
+                # All shares are scaled up, also where the derivative of the softmax reads them without dropout.
+                along.mul_(1.0 - weights.probability)
             grad_value = (kept_shares.to(grad.dtype).mT @ grad).sum(2)
             grad_scores = grad_shares.sub_(_grouped(along, key)).mul_(shares)
             if slope is not None:
@@ -113,14 +96,20 @@ class Unfused:
             grad_query = (grad_scores @ key.unsqueeze(2)).flatten(1, 2)
             return grad_query, (grad_scores.mT @ grouped).sum(2), grad_value
 
-        return backward_by_rows(compute, (grad_output, query, key, value, output, log_sum_exp), band)
+        tensors = (grad_output, query, key, value, output, log_sum_exp)
+        return backward_by_rows(compute, tensors, band, _heads_of_block(query, weights))
 
 
 def forward_by_rows(
-    compute: ForwardBlock, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, band: Band
+    compute: ForwardBlock,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    band: Band,
+    heads: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp of all rows, computed by blocks of rows."""
-    blocks = row_blocks(query.shape[2], key.shape[2], band)
+    """Output and log-sum-exp of all rows, computed by blocks of rows; ``heads``: of ``row_blocks``."""
+    blocks = row_blocks(query.shape[2], key.shape[2], band, heads=heads)
     parts = [compute(block, query[block.queries], key[block.keys], value[block.keys]) for block in blocks]
     if len(parts) == 1:
         return parts[0]
@@ -128,10 +117,12 @@ def forward_by_rows(
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
-def backward_by_rows(compute: BackwardBlock, tensors: tuple[torch.Tensor, ...], band: Band) -> Gradients:
+def backward_by_rows(
+    compute: BackwardBlock, tensors: tuple[torch.Tensor, ...], band: Band, heads: int = 1
+) -> Gradients:
     """Gradients of query, key and value, computed by blocks of rows; ``tensors``: arguments of a kernel's backward."""
     grad_output, query, key, value, output, log_sum_exp = tensors
-    blocks = row_blocks(query.shape[2], key.shape[2], band)
+    blocks = row_blocks(query.shape[2], key.shape[2], band, heads=heads)
     if len(blocks) == 1 and blocks[0].key == (0, key.shape[2]):
         return compute(blocks[0], *tensors)
     # Blocks share keys, so that their gradients are sums.
@@ -161,6 +152,17 @@ def outside(band: Band, queries: int, keys: int, device: torch.device) -> torch.
 def _grouped(heads: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """View [B, G, R, ...] of [B, A, ...]."""
     return heads.view(heads.shape[0], key.shape[1], -1, *heads.shape[2:])
+
+
+def _heads_of_block(query: torch.Tensor, weights: KeptWeights | None) -> int:
+    """Heads that share the scores of a block: with dropout all, so that masks are drawn in the cache."""
+    return 1 if weights is None else query.shape[0] * query.shape[1]
+
+
+def _shares_(scores: torch.Tensor, log_sum_exp: torch.Tensor, weights: KeptWeights | None) -> torch.Tensor:
+    """Attention weights of ``scores``, in place; with dropout all are scaled up as those that are kept."""
+    shift = log_sum_exp if weights is None else log_sum_exp - weights.log_scale
+    return scores.sub_(shift).exp_()
 
 
 def _capped_scores(query: torch.Tensor, key: torch.Tensor, settings: AttentionSettings) -> torch.Tensor:

@@ -2,14 +2,15 @@
 
 Legend: n tokens of a micro-batch on a rank, H hidden, F feed-forward width, t tensor-parallel ranks. The two norms of a
 layer keep their inputs, the products theirs, attention its queries, keys, values and result, the activation its input.
-After Korthikanti et al. 2022 (arXiv:2205.05198), section 4, for kernels that keep no masks and no scores.
+After Korthikanti et al. 2022 (arXiv:2205.05198), section 4, for kernels that keep no masks and no scores; attention
+keeps its scores if ``keeps_scores`` says so.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.planning.parts.attention import ALIBI_CHANNELS
+from trainer.planning.parts.attention import ALIBI_CHANNELS, keeps_scores
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 EXPERT_LOAD = 1.5
 """Tokens of the busiest rank's experts, as a multiple of an even share, without a capacity: an assumption."""
 _STATISTICS = 4
+_ROW_KEYS = 8
+"""Bytes from which the dropout masks of a query are drawn again."""
 
 
 def element_bytes(config: TrainConfig) -> int:
@@ -42,7 +45,9 @@ def layer_bytes(config: TrainConfig, layer: int) -> int:
     if model.position_embedding_type == "alibi":
         attention += tokens * (heads + groups) * ALIBI_CHANNELS * size
     scores = 0
-    if model.attention_dropout > 0 and "core_attn" not in selected:
+    if model.attention_dropout > 0:
+        attention += tokens * heads * _ROW_KEYS
+    if keeps_scores(model) and "core_attn" not in selected:
         # Probabilities before and after dropout.
         scores = 2 * heads * tokens * training.seq_length * size
     if model.is_moe_layer(layer):

@@ -14,7 +14,7 @@ from trainer.planning.estimate.memory import RankMemory, memory_of_ranks, schedu
 from trainer.planning.estimate.speed import Links, StepTime, step_time
 from trainer.planning.flops import flops_per_token
 from trainer.planning.layouts import divisors_of
-from trainer.planning.parts.attention import score_flops
+from trainer.planning.parts.attention import keeps_scores, score_flops
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -143,7 +143,7 @@ def _changes(plan: RunPlan, per_node: int) -> Iterator[Change]:
         yield Change("shard the optimizer state (ZeRO-1)", {"parallel.use_distributed_optimizer": True})
     if parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
         yield Change("sequence parallelism", {"parallel.sequence_parallel": True})
-    if training.recompute_granularity is None and config.model.attention_dropout > 0:
+    if training.recompute_granularity is None and keeps_scores(config.model):
         yield Change("recompute attention", {"training.recompute_granularity": "selective"})
     for size in reversed(divisors_of(training.micro_batch_size)[:-1]):
         yield Change(f"micro batch {size}", {"training.micro_batch_size": size})

@@ -79,3 +79,8 @@ def score_cost(model: ModelConfig, layer: int, length: int) -> float:
     seen = min(length, model.window_of(layer) or length)
     wider = sum(kernel_widths(model)) / sum(widths(model))
     return score_flops(model, layer, length) * wider * (1 + min(1.0, TILE / seen) / 2)
+
+
+def keeps_scores(model: ModelConfig) -> bool:
+    """True if backward reads attention weights that dropout left: of unfused attention, or beside a bias or mask."""
+    return model.attention_dropout > 0.0 and (model.attention_backend in ("unfused", "local") or not model.is_causal)

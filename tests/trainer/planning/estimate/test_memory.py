@@ -122,7 +122,7 @@ def test_the_channels_of_alibi_are_kept_and_computed() -> None:
 def gpt_13b(**training: Any) -> TrainConfig:
     return build_config(
         {
-            "model": {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40},
+            "model": {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "attention_backend": "unfused"},
             "parallel": {TP: 4, PP: 8},
             "training": {"train_iters": 1, "seq_length": 2048, "global_batch_size": 512, "fp16": True, **training},
             "optimizer": {"lr": 1e-4},
@@ -130,7 +130,7 @@ def gpt_13b(**training: Any) -> TrainConfig:
     )
 
 
-def test_13b_on_32_v100_fits_with_full_recompute_only() -> None:
+def test_13b_with_scores_in_memory_fits_on_32_v100_with_recompute_only() -> None:
     device = find_device("V100", 16)
     assert device is not None
     full = plan_run(gpt_13b(recompute_granularity="full", recompute_method="uniform"), 51200, device, 8, 4)
@@ -140,6 +140,23 @@ def test_13b_on_32_v100_fits_with_full_recompute_only() -> None:
     assert plain.why_not is not None and "activations" in plain.why_not
     change = remedy(plain, 8, 4)
     assert change is not None and change[1].fits
+
+
+def test_only_unfused_attention_with_dropout_keeps_scores() -> None:
+    plain = tiny({**LLAMA, "num_attention_heads": 8}, {TP: 2}, bf16=True)
+    dropout = {**LLAMA, "attention_dropout": 0.1}
+    kept = {
+        (backend, recomputes): layer_bytes(
+            tiny({**dropout, "attention_backend": backend}, {TP: 2}, bf16=True, recompute_granularity=recomputes), 0
+        )
+        for backend in ("auto", "fused", "unfused", "local")
+        for recomputes in (None, "selective")
+    }
+    # Two keys per head and query, of which the masks are drawn again; 4 heads on a rank.
+    without = layer_bytes(plain, 0)
+    assert kept["auto", None] == kept["auto", "selective"] == kept["fused", None] == without + 32 * 4 * 8
+    assert kept["unfused", None] - kept["unfused", "selective"] == 2 * 4 * 32 * 32 * 2
+    assert kept["local", None] == kept["unfused", None] > kept["auto", None]
 
 
 def test_first_rank_of_1f1b_keeps_most_micro_batches() -> None:
