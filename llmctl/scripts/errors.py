@@ -1,5 +1,7 @@
 """Error for a script that cannot be read as a config."""
 
+from collections.abc import Sequence
+
 from llmctl.errors import UsageError
 
 
@@ -20,3 +22,14 @@ class ScriptError(UsageError):
     def within(self, source: str) -> "ScriptError":
         """The same error with the name of the file."""
         return ScriptError(self.line, self.problem, source)
+
+
+def all_problems(problems: Sequence[tuple[int, str]]) -> ScriptError:
+    """One error with several problems, one a line.
+
+    Args:
+        problems: line of the script and sentence of each; at least one.
+    """
+    (line, first), *others = list(dict.fromkeys(problems))
+    also = "".join(f"\nalso: {f'line {number}: ' if number else ''}{problem}" for number, problem in others)
+    return ScriptError(line, f"{first}{also}")

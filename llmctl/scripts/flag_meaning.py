@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llmctl.scripts.deepspeed import read_deepspeed
-from llmctl.scripts.errors import ScriptError
-from llmctl.scripts.shell.values import Missing, Value, missing_of, text_of
+from llmctl.scripts.errors import ScriptError, all_problems
+from llmctl.scripts.flag_group import FlagGroup
+from llmctl.scripts.unknown_places import LABELS, left_out
 from trainer.config.counted_flags import COUNTED, OF_SAMPLES
 from trainer.config.forks.ignored import DENSE
 from trainer.config.megatron_flags import SQUARE_ROOTS
@@ -17,40 +18,6 @@ from trainer.planning.command_line import UsageError, parse_command_line
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
 """Program of Megatron-LM, without its ending -> architecture."""
 _DEEPSPEED_CONFIG = ("deepspeed_config", "deepspeed-config")
-_UNKNOWN_TEXT = "1"
-_JOB_IDS = tuple(
-    f"${name}" for name in ("JOB_ID", "SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
-)
-_OWN_FOLDER = {
-    "save": "a folder of the job itself: checkpoints go to the run directory",
-    "load": "a folder of the job itself, which is empty at its start: llmctl resume goes on from a run's checkpoints",
-}
-_LABELS = ("wandb", "tensorboard")
-"""Beginnings of flags of trackers; a part that only the job knows is left out of such a name."""
-_TRACKER_FOLDERS = ("tensorboard-dir", "wandb-save-dir")
-_UNKNOWN_LABEL = "a part of its value is known to the job alone; set the key of this flag"
-
-
-@dataclass(frozen=True)
-class FlagGroup:
-    """A flag with its values.
-
-    Attributes:
-        name: without dashes.
-        words: the flag and its values, as text.
-        line: of the flag in the script.
-        missing: the first part that is unknown.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    line: int
-    missing: Missing | None
-
-    @property
-    def origin(self) -> str:
-        """As in a comment."""
-        return f"--{self.name}, line {self.line}" if self.line else f"--{self.name}"
 
 
 @dataclass
@@ -97,39 +64,13 @@ def status_of(group: FlagGroup) -> Literal["meant", "no effect", "refused"]:
         return "refused"
 
 
-def group_flags(arguments: Sequence[Value], line: int) -> list[FlagGroup]:
-    """Divide the words of a training line into flags with their values.
-
-    Raises:
-        ScriptError: the first word is not a flag.
-    """
-    groups: list[list[Value]] = []
-    for word in arguments:
-        text = text_of(word)
-        if text.startswith("--") and len(text) > 2:
-            groups.append([word])
-        elif groups:
-            groups[-1].append(word)
-        elif text or missing_of(word) is not None:
-            missing = missing_of(word)
-            if missing is not None:
-                raise ScriptError(missing.line, missing.problem)
-            raise ScriptError(word[0].line if word else line, f"{text!r} is not a flag of the training program")
-    return [_group(words) for words in groups]
-
-
-def _group(words: Sequence[Value]) -> FlagGroup:
-    texts = [text_of(word) if missing_of(word) is None else text_of(word) or _UNKNOWN_TEXT for word in words]
-    missing = next((found for found in map(missing_of, words) if found is not None), None)
-    return FlagGroup(texts[0][2:].partition("=")[0], tuple(texts), words[0][0].line, missing)
-
-
 def questions(groups: Sequence[FlagGroup]) -> list[tuple[int, str]]:
     """Line and sentence for each flag whose value only the user can give."""
     found: dict[str, tuple[int, str]] = {}
-    for group in groups:
+    known = left_out(groups)
+    for place, group in enumerate(groups):
         try:
-            if group.name not in _DEEPSPEED_CONFIG and not _is_own_folder(group) and not _is_unknown_label(group):
+            if group.name not in _DEEPSPEED_CONFIG and place not in known:
                 _alone(group, FlagMeaning())
         except ScriptError as error:
             if group.missing is not None:
@@ -149,19 +90,15 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
     """
     found = FlagMeaning()
     meant = []
-    for group in groups:
-        if _is_own_folder(group):
-            found.without_effect.append((group.line, " ".join(group.words), _OWN_FOLDER[group.name]))
-        elif _is_unknown_label(group):
-            found.without_effect.append((group.line, group.words[0], _UNKNOWN_LABEL))
+    known = left_out(groups)
+    for place, group in enumerate(groups):
+        if place in known:
+            told = found.remarks if known[place].is_told else found.without_effect
+            told.append((group.line, known[place].shown, known[place].reason))
         elif group.name not in _DEEPSPEED_CONFIG:
             meant.append(group)
     alone = {place: _alone(group, found) for place, group in enumerate(meant)}
-    try:
-        together = parse_command_line([word for group in meant for word in group.words])
-    except UsageError as error:
-        raise ScriptError(_line_of_error(meant, str(error)), str(error)) from None
-    found.values = dict(together.values)
+    found.values = _together(meant)
     _put_origins(meant, alone, found)
     _note_what_yields(meant, alone, found)
     for group in groups:
@@ -181,23 +118,11 @@ def _put_origins(meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[str, An
             found.origins[key] = next(one.origin for one in meant if one.name.replace("_", "-") == "train-samples")
 
 
-def _is_own_folder(group: FlagGroup) -> bool:
-    """True for a folder that the id of the job names."""
-    return group.missing is not None and group.missing.what in _JOB_IDS and group.name in _OWN_FOLDER
-
-
 def _note_what_yields(meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[str, Any]], found: FlagMeaning) -> None:
     """Tell what sets a key by itself and none beside the other flags: the single expert of Megatron-DeepSpeed."""
     for place, values in alone.items():
         if values and not values.keys() & found.values.keys():
             found.without_effect.append((meant[place].line, " ".join(meant[place].words), DENSE))
-
-
-def _is_unknown_label(group: FlagGroup) -> bool:
-    """True for a flag of a tracker whose name is unknown, or its folder in part."""
-    if group.missing is None or not group.name.startswith(_LABELS):
-        return False
-    return group.name.replace("_", "-") in _TRACKER_FOLDERS or group.words[1:] == (_UNKNOWN_TEXT,)
 
 
 def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
@@ -208,7 +133,7 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
         if group.missing is not None and ": takes " in str(error):  # $ARGS without a value, beside a flag's own values
             raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}") from None
         return {}
-    if parsed.values and group.missing is not None and not group.name.startswith(_LABELS):
+    if parsed.values and group.missing is not None and not group.name.startswith(LABELS):
         raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
     for note in parsed.notes:
         found.without_effect.append((group.line, " ".join(group.words), note.partition(": ")[2]))
@@ -221,14 +146,29 @@ def _counted_key(group: FlagGroup) -> str | None:
     return SQUARE_ROOTS[name][0] if name in SQUARE_ROOTS else COUNTED.get(name)
 
 
-def _line_of_error(groups: Sequence[FlagGroup], message: str) -> int:
-    for group in groups:
+def _together(groups: Sequence[FlagGroup]) -> dict[str, Any]:
+    """The values of all flags; an error tells every flag that is refused."""
+    left, problems = list(groups), list[tuple[int, str]]()
+    while True:
         try:
-            parse_command_line(group.words)
+            parsed = parse_command_line([word for group in left for word in group.words])
         except UsageError as error:
-            if str(error) == message:
-                return group.line
-    return groups[0].line if groups else 0
+            refused = next((group for group in left if _refusal(group) == str(error)), None)
+            problems.append((refused.line if refused else groups[0].line, str(error)))
+            if refused is not None:
+                left.remove(refused)
+                continue
+        if problems:
+            raise all_problems(problems)
+        return dict(parsed.values)
+
+
+def _refusal(group: FlagGroup) -> str:
+    try:
+        parse_command_line(group.words)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _read_deepspeed(group: FlagGroup, found: FlagMeaning, file_text: Callable[[str], str | None]) -> None:

@@ -14,16 +14,11 @@ from llmctl.errors import UsageError
 from llmctl.scripts.beside import FilesBeside
 from llmctl.scripts.config_text import render_config
 from llmctl.scripts.directives import JobWord, read_directives
-from llmctl.scripts.errors import ScriptError
-from llmctl.scripts.flag_meaning import (
-    FlagGroup,
-    FlagMeaning,
-    architecture_of,
-    group_flags,
-    questions,
-    read_flags,
-)
+from llmctl.scripts.errors import ScriptError, all_problems
+from llmctl.scripts.flag_group import FlagGroup, group_flags
+from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, questions, read_flags
 from llmctl.scripts.folder_meaning import bind, put_folder
+from llmctl.scripts.idle_flags import drop_idle
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.outside import outside_value
@@ -178,6 +173,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
     put_folder(launch.folder, flags)
     put_start(flags)
+    drop_idle(flags)
     job = job_meaning(script.directives, launch, script.run.environment)
     return _written(path, launch, flags, job, state.skipped)
 
@@ -222,9 +218,7 @@ def _written(
     try:
         config = build_config(sections)
     except ConfigError as error:
-        (line, message), *others = [_blamed(each, origins, launch.line) for each in error.all]
-        also = "".join(f"\nalso: line {number}: {text}" for number, text in others)
-        raise ScriptError(line, f"{message}{also}") from None
+        raise all_problems([_blamed(each, origins, launch.line) for each in error.all]) from None
     prepared = [(line, words, "the cluster's profile sets the environment up") for line, words in skipped]
     programs = " ".join([*launch.programs, launch.entry.rpartition("/")[2]])
     text = render_config(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llmctl.scripts.errors import ScriptError
-from llmctl.scripts.flag_meaning import FlagGroup, FlagMeaning
+from llmctl.scripts.flag_group import FlagGroup
+from llmctl.scripts.flag_meaning import FlagMeaning
 
 GIVEN, INSTEAD = "fp8", "bf16"
 """``--arg fp8=bf16`` trains a script in bf16 that asks for fp8."""

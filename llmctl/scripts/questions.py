@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from llmctl.scripts.errors import ScriptError
+from llmctl.scripts.errors import ScriptError, all_problems
 from llmctl.scripts.precision_meaning import GIVEN
 
 _USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
@@ -31,12 +31,12 @@ def ask(questions: Iterable[tuple[int, str]], text: str) -> None:
     Raises:
         ScriptError: there is a question.
     """
-    (line, first), *others = list(dict.fromkeys(questions)) or [(0, "")]
-    if not first:
+    found = list(questions)
+    if not found:
         return
-    also = "".join(f"\nalso: {f'line {number}: ' if number else ''}{question}" for number, question in others)
-    usage = usage_of(text) if "the script's argument" in f"{first}{also}" else ""
-    raise ScriptError(line, f"{first}{also}{f'{chr(10)}the script says: {usage}' if usage else ''}")
+    error = all_problems(found)
+    usage = usage_of(text) if "the script's argument" in error.problem else ""
+    raise ScriptError(error.line, f"{error.problem}{f'{chr(10)}the script says: {usage}' if usage else ''}")
 
 
 def check_given(given: Mapping[str, str], texts: Sequence[str], used: Collection[str]) -> None:

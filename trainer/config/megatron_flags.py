@@ -110,9 +110,18 @@ ALIASES: dict[str, Alias] = {
     "ds-sequence-parallel-size": Alias(
         "parallel.context_parallel_size", also=(Alias("parallel.cp_comm_type", "a2a", yields=True),)
     ),
+    "enable-zbh1-pipeline": Alias("parallel.pipeline_schedule", "zb-h1"),
     "num-key-value-heads": Alias("model.num_query_groups"),
     "rotary-position-embeddings-theta": Alias("model.rotary_base"),
     "cpu-optimizer": Alias("optimizer.optimizer_cpu_offload", True),
+    # bigscience's Megatron-DeepSpeed, megatron/model/glu_activations.py.
+    "glu-activation": Alias(
+        "model.activation_func",
+        words={"geglu": "gelu", "reglu": "relu", "swiglu": "silu"},
+        also=(Alias("model.gated_linear_unit", True),),
+    ),
+    # bigscience's Megatron-DeepSpeed: the rows of the table; see trainer/planning/command_line.py.
+    "pad-vocab-size-to": Alias("model.vocab_size"),
     # bigscience's Megatron-DeepSpeed: a folder, or a name of the Hugging Face hub.
     "tokenizer-name-or-path": Alias("data.tokenizer_model"),
     "embed-layernorm": Alias("model.embedding_layer_norm", True),

@@ -189,9 +189,15 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "converts a checkpoint and trains nothing; use llmctl checkpoint import or export",
+        """
+        ckpt-convert-format ckpt-convert-save
+        """,
+    ),
+    (
         "checkpoints have one kind and one place; use --save, --save-interval and --keep-last",
         """
-        ckpt-convert-format ckpt-convert-save load-main-params-from-ckpt non-persistent-ckpt-type
+        load-main-params-from-ckpt non-persistent-ckpt-type
         non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo non-persistent-local-ckpt-dir
         non-persistent-save-interval persistent-save-interval replication replication-factor replication-jump
         save-activations-interval save-dgrads-interval save-params-interval save-tokens-per-expert-interval

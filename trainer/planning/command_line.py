@@ -82,6 +82,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     except ValueError as error:
         raise UsageError(str(error)) from None
     _take_square_roots(flags, result.values)
+    _take_bigscience_sizes([flag for flag, _ in flags], result.values)
     _fill_in(result.values, yielding)
     _take_out_experts([flag for flag, _ in flags], result)
     return result
@@ -102,6 +103,15 @@ def _take_square_roots(flags: Sequence[tuple[str, Sequence[str]]], settled: dict
         if not text.isdecimal():
             raise UsageError(f"--{flag}: is the square root of --{of.rpartition('.')[2].replace('_', '-')}; give both")
         settled.setdefault(key, math.sqrt(int(text)))
+
+
+def _take_bigscience_sizes(flags: Sequence[str], settled: dict[str, Any]) -> None:
+    """Sizes of bigscience's Megatron-DeepSpeed: gated layers 4 x hidden_size wide, and a vocabulary padded at once."""
+    if "pad-vocab-size-to" in flags:
+        settled["model.make_vocab_size_divisible_by"] = 1
+    hidden = str(settled.get("model.hidden_size", ""))
+    if "glu-activation" in flags and hidden.isdecimal():
+        settled.setdefault("model.ffn_hidden_size", 4 * int(hidden))
 
 
 def _take_out_experts(flags: Sequence[str], line: CommandLine) -> None:

@@ -35,20 +35,22 @@ class Truth:
     Attributes:
         value: None if unknown.
         is_sure: False for an assumption: a file that a test asks for is not there, as before a first run.
+        cause: variable with which a user can decide an unknown result; empty without one.
     """
 
     value: bool | None
     is_sure: bool = True
+    cause: str = ""
 
     def __invert__(self) -> Truth:
-        return Truth(None if self.value is None else not self.value, self.is_sure)
+        return Truth(None if self.value is None else not self.value, self.is_sure, self.cause)
 
     def __and__(self, other: Truth) -> Truth:
         for one in (self, other):
             if one.value is False and one.is_sure:
                 return one
         if self.value is None or other.value is None:
-            return UNKNOWN
+            return Truth(None, is_sure=False, cause=self.cause or other.cause)
         return Truth(self.value and other.value, self.is_sure and other.is_sure)
 
     def __or__(self, other: Truth) -> Truth:
@@ -76,6 +78,8 @@ def decide(
     """
     reader = _Test(words, line, number, keep_match)
     result = reader.either() if words else NO
+    if reader.left and [text_of(word) for word in words[:1]] in (["-n"], ["-z"]):
+        return NO  # An unquoted variable of several words: bash tells of too many arguments, and the test fails.
     if reader.left:
         raise ScriptError(line, f"the test [ {' '.join(text_of(word) for word in words)} ] cannot be read")
     return result
@@ -129,21 +133,22 @@ class _Test:
         if len(self.left) > 1 and (first in _FILE_TESTS or first in ("-n", "-z", "-v", "-t", "-o")):
             self.left.pop(0)
             return self._unary(first, self.left.pop(0))
-        text = _known(self.left.pop(0))
-        return UNKNOWN if text is None else Truth(bool(text))
+        word = self.left.pop(0)
+        text = _known(word)
+        return unknown_by(word) if text is None else Truth(bool(text))
 
     def _unary(self, operator: str, operand: Value) -> Truth:
         if operator in _FILE_TESTS:
             return NO_FILE
         text = _known(operand)
         if text is None or operator in ("-t", "-o", "-v"):
-            return UNKNOWN
+            return unknown_by(operand)
         return Truth(bool(text) == (operator == "-n"))
 
     def _compare(self, left: Value, operator: str, right: Value) -> Truth:
         one, other = _known(left), _known(right)
         if one is None or other is None or operator in ("-ot", "-nt", "-ef"):
-            return UNKNOWN
+            return unknown_by((*left, *right))
         if operator in _NUMBERS:
             first, second = self._number(one, self._line), self._number(other, self._line)
             return UNKNOWN if first is None or second is None else Truth(_NUMBERS[operator](first, second))
@@ -157,6 +162,12 @@ class _Test:
         if operator in ("<", ">"):
             return Truth(one < other if operator == "<" else one > other)
         return Truth((one == other or matches(one, other)) == (operator != "!="))
+
+
+def unknown_by(value: Value) -> Truth:
+    """An unknown result, with the only variable that a user could give for it."""
+    names = {chunk.missing.name for chunk in value if chunk.missing is not None and chunk.missing.stand_in is None}
+    return Truth(None, is_sure=False, cause=names.pop() if len(names) == 1 else "")
 
 
 def _in_python(pattern: str) -> str:

@@ -15,12 +15,13 @@ from functools import partial
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.assigning import assign
 from llmctl.scripts.shell.command_reader import read_script
-from llmctl.scripts.shell.conditions import UNKNOWN, YES, Truth, decide
+from llmctl.scripts.shell.conditions import UNKNOWN, YES, Truth, decide, unknown_by
 from llmctl.scripts.shell.expansion import Expansion, Unknown, matches, unset
-from llmctl.scripts.shell.folders import below, bound, folder_of
+from llmctl.scripts.shell.folders import folder_of
 from llmctl.scripts.shell.outputs import output_of
 from llmctl.scripts.shell.shell_commands import SHELL_COMMANDS, ShellCommands
 from llmctl.scripts.shell.state import Run, State, merge
+from llmctl.scripts.shell.substitutions import Substitutions
 from llmctl.scripts.shell.syntax import (
     ArithmeticCommand,
     Assignment,
@@ -35,13 +36,11 @@ from llmctl.scripts.shell.syntax import (
     If,
     Pipeline,
     Simple,
-    Substitution,
     Test,
     While,
     Word,
 )
 from llmctl.scripts.shell.values import (
-    Chunk,
     Missing,
     Value,
     absent,
@@ -49,11 +48,10 @@ from llmctl.scripts.shell.values import (
     named_after,
     plain,
     text_of,
-    without_line_ends,
 )
 from llmctl.scripts.shell.word_reader import read_quoted_text
 
-_STEPS, _DEPTH, _SHOWN = 20_000, 20, 60
+_STEPS, _DEPTH = 20_000, 20
 _STARTING = (["conda", "run"], ["mamba", "run"])
 _HARMLESS = frozenset(("mkdir", "echo", "printf", "chmod", "touch", "rm", "cp", "mv", "ln", "sleep", "ulimit", "trap"))
 
@@ -95,7 +93,7 @@ class Interpreter:
                 else absent(unset(str(place), 0, is_open=world.arguments > 0))
                 for place in range(1, count + 1)
             ]
-        self._steps = self._depth = 0
+        self._steps = self._depth = self._loops = 0
         self.used: set[str] = set()
         self.shell = ShellCommands(self)
 
@@ -107,7 +105,8 @@ class Interpreter:
     @property
     def expansion(self) -> Expansion:
         """Expansion of words in the present state."""
-        return Expansion(self.state, self._outside, self._substitute)
+        inner = Substitutions(self, self.shell, self.world.gpus, self.world.now)
+        return Expansion(self.state, self._outside, inner.value)
 
     def run(self, block: Block) -> Truth:
         """Walk through commands; the result is the last command's."""
@@ -297,23 +296,33 @@ class Interpreter:
         if likely is not None:
             self.state = states[likely]
             return results[likely]
-        self.state = merge(states[0], states[1], line)
+        self.state = merge(states[0], states[1], line, self._decider(truth))
         return results[0] if results[0] == results[1] else UNKNOWN
 
     def _case(self, case: Case) -> Truth:
         word = self.expansion.text(case.word)
         missing = missing_of(word)
         if missing is not None and missing.stand_in is None:
-            result = YES
+            result, unknown = YES, unknown_by(word)
             for _, body in case.arms:
-                result = self._both_ways(UNKNOWN, case.line, partial(self.run, body), lambda: YES)
+                result = self._both_ways(unknown, case.line, partial(self.run, body), lambda: YES)
             return result
         for patterns, body in case.arms:
             if any(matches(text_of(word), text_of(self.expansion.text(pattern))) for pattern in patterns):
                 return self.run(body)
         return YES
 
+    def _decider(self, truth: Truth) -> str:
+        """The variable that a user would give; in a loop, ``$1`` is another argument in every round."""
+        return "" if self._loops and truth.cause.isdigit() else truth.cause
+
     def _loop(self, loop: While | For | ForArithmetic) -> Truth:
+        self._loops += 1
+        result = self._repeat(loop)
+        self._loops -= 1
+        return result
+
+    def _repeat(self, loop: While | For | ForArithmetic) -> Truth:
         for is_sure in self._rounds(loop):
             if not is_sure:
                 self._both_ways(UNKNOWN, loop.line, lambda: self.run(loop.body), lambda: YES)
@@ -351,50 +360,3 @@ class Interpreter:
             yield truth.is_sure
             if isinstance(loop, ForArithmetic):
                 self.arithmetic(loop.step, loop.line)
-
-    def _substitute(self, part: Substitution) -> Value:
-        shown = " ".join(part.source.split())
-        shown = f"$({shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'})"
-        before = self.state
-        try:
-            block = read_script(part.source, part.line)
-            self.state = before.copy()
-            found = self._output(block)
-        except ScriptError:
-            found = None
-        finally:
-            self.state = before
-        if found is None:
-            return absent(Missing(part.line, shown, "is never executed"))
-        return without_line_ends(found)
-
-    def _output(self, block: Block) -> Value | None:
-        """Output of a substitution, if it follows from the script alone."""
-        command = block[0] if len(block) == 1 else None
-        line = command.line if command is not None else 0
-        if isinstance(command, Pipeline) and not command.is_negated:
-            return self._pipe_output(command)
-        if isinstance(command, Chain) and len(command.rest) == 1 and isinstance(command.first, Simple):
-            first, second = self.expansion.words(command.first.words), command.rest[0][1]
-            then = self.expansion.words(second.words) if isinstance(second, Simple) else []
-            is_folder = [text_of(word) for word in (*first[:1], *then)] == ["cd", "pwd"] and len(first) == 2
-            return below(folder_of(self.state, line), first[1], line) if is_folder else None
-        if not isinstance(command, Simple):
-            return None
-        words = self.expansion.words(command.words)
-        if words and text_of(words[0]) == "cat":
-            return self.shell.shown_by_cat(command, words)
-        if words and text_of(words[0]) == "echo" and len(words) > 1:
-            return tuple(chunk for word in words[1:] for chunk in (*word, Chunk(" ", line)))[:-1]
-        text = output_of(words, lambda expression: self.number(expression, line), self.world.now)
-        return None if text is None else bound(words, text, self.state, line)
-
-    def _pipe_output(self, pipeline: Pipeline) -> Value | None:
-        commands = [self.expansion.words(one.words) for one in pipeline.commands if isinstance(one, Simple)]
-        names = [text_of(words[0]) if words else "" for words in commands]
-        if names == ["nvidia-smi", "wc"] and self.world.gpus is not None:
-            return plain(str(self.world.gpus), pipeline.line)
-        if names == ["echo", "bc"] and len(pipeline.commands) == 2:
-            number = self.number(" ".join(text_of(word) for word in commands[0][1:]), pipeline.line)
-            return None if number is None else plain(str(number), pipeline.line)
-        return None

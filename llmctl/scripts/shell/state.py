@@ -120,10 +120,16 @@ class State:
         return found
 
 
-def merge(one: State, other: State, line: int) -> State:
+def merge(one: State, other: State, line: int, cause: str = "") -> State:
     """The state after a condition that only the job knows: a variable that differs becomes unknown.
 
     The commands of both are kept.
+
+    Args:
+        one: after one branch.
+        other: after the other.
+        line: of the condition.
+        cause: variable that decides the condition; empty if none does.
     """
     merged = one.copy()
     merged.exported |= other.exported
@@ -135,8 +141,9 @@ def merge(one: State, other: State, line: int) -> State:
     for name in one.variables.keys() | other.variables.keys():
         first, second = one.variables.get(name), other.variables.get(name)
         if first is None or second is None or not _equal(first, second):
-            why = f"depends on a condition in line {line} that only the job knows"
-            merged.variables[name] = absent(Missing(line, f"${name}", why, name))
+            of = f" on ${cause}" if cause else ""
+            why = f"depends on a condition{of} in line {line} that only the job knows"
+            merged.variables[name] = absent(Missing(line, f"${name}", why, cause or name))
     if one.positional != other.positional:
         merged.positional = None
     known = {_shown(run) for run in one.runs}

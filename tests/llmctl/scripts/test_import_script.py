@@ -32,10 +32,16 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
     ("text", "message"),
     [
         ('torchrun "pretrain_gpt.py', r"line 1: a double quote"),
-        (f"D=1\n{TRAIN} --save $OUT", r"line 2: --save: \$OUT is not set; give the value with --arg OUT=VALUE"),
+        (
+            f"D=1\n{TRAIN} --vocab-file $OUT",
+            r"line 2: --vocab-file: \$OUT is not set; give the value with --arg OUT=VALUE",
+        ),
         (f"{TRAIN}\n$EXTRA", None),
         (f"{TRAIN} $EXTRA", r"line 1: .*\$EXTRA is not set"),
-        (f"S=$(cat name)\n{TRAIN} --save $S", r"line 1: --save: \$\(cat name\) is never executed; .*--arg S=VALUE"),
+        (
+            f"S=$(cat name)\n{TRAIN} --vocab-file $S",
+            r"line 1: --vocab-file: \$\(cat name\) is never executed; .*--arg S=VALUE",
+        ),
         (f"horovodrun -np 2 python pretrain_gpt.py {FLAGS}", r"line 1: horovodrun is not a known launcher"),
         (f"{TRAIN}\n\n{TRAIN}", r"line 3: a training program starts here and in line 1"),
         (f"for seed in 1 2; do\n{TRAIN} --seed $seed\ndone", r"line 2: a training program starts here, in a loop"),
@@ -44,7 +50,10 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
         ("python train_llama.py --x 1", r"line 1: train_llama.py is not a known training program"),
         (f"{TRAIN} --nmu-layers 2", r"line 1: --nmu-layers: unknown flag; did you mean --num-layers"),
         (f"{TRAIN} \\\n --micro-batch-size zero", r"line 2: --micro-batch-size \(training.micro_batch_size\): 'zero'"),
-        (f"DATA=<Specify path>\n{TRAIN} --save $DATA", r"line 1: --save: <Specify path> is a place .*--arg DATA=VALUE"),
+        (
+            f"DATA=<Specify path>\n{TRAIN} --vocab-file $DATA",
+            r"line 1: --vocab-file: <Specify path> is a place .*--arg DATA=VALUE",
+        ),
         (f"#SBATCH --time=soon\n{TRAIN}", r"line 1: #SBATCH --time soon: the number or time cannot be read"),
         (f"exit 1\n{TRAIN}", r"line 1: the script ends here before it trains"),
         ("f() { f; }\nf", r"line 1: f calls itself"),

@@ -39,18 +39,61 @@ def test_all_values_that_flags_need_are_asked_for_at_once(tmp_path: Path) -> Non
     text = f"""# Usage: train.sh LR
 OUT=out/$(whoami)
 {LAUNCH} --lr $1 --min-lr $MIN \\
-  --save $OUT --load $OUT --seed $SEED --tensorboard-dir $NOWHERE"""
+  --save out --load $OUT --seed $SEED --tensorboard-dir $NOWHERE"""
     with pytest.raises(UsageError) as error:
         read(tmp_path, text)
     assert error.value.message.split("\n") == [
         "train.sh, line 3: --lr: the script's argument $1 is not set; give the value with --arg 1=VALUE",
         "also: line 3: --min-lr: $MIN is not set; give the value with --arg MIN=VALUE",
-        "also: line 2: --save: $(whoami) is never executed; give the value with --arg OUT=VALUE",
+        "also: line 2: --load: $(whoami) is never executed; give the value with --arg OUT=VALUE",
         "also: line 4: --seed: $SEED is not set; give the value with --arg SEED=VALUE",
         "the script says: Usage: train.sh LR",
     ]
     found = read(tmp_path, text, {"1": "1e-4", "MIN": "1e-5", "OUT": "o", "SEED": "7"})
-    assert found.sections["checkpoint"] == {"save": "o", "load": "o"}
+    assert found.sections["checkpoint"] == {"save": "out", "load": "o"}
+
+
+def test_a_place_for_checkpoints_that_nobody_knows_is_the_run_directory(tmp_path: Path) -> None:
+    text = f"CK=$WORK/ck\n{LAUNCH} --lr 1 --save $CK --load $CK --data-cache-path $WORK/cache"
+    found = read(tmp_path, text)
+    assert not found.sections.keys() & {"checkpoint"} and "data_cache_path" not in found.sections["data"]
+    reason = "$WORK is not set, so checkpoints go to the run directory; give --arg WORK=VALUE for another place"
+    assert found.remarks == (f"line 2: --save: {reason}",)
+    assert "--load (line 2): the folder of --save, which is not known here" in found.text
+    assert read(tmp_path, text, {"WORK": "w"}).sections["checkpoint"] == {"save": "w/ck", "load": "w/ck"}
+
+
+@pytest.mark.parametrize("start", ["--save $CK --load $CK --finetune", "--save $CK --load $START", "--load $CK"])
+def test_a_start_that_nobody_knows_is_asked_for(start: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--(load|save): .* is not set; give the value with --arg"):
+        read(tmp_path, f"{LAUNCH} {start}")
+
+
+def test_a_condition_is_asked_for_by_the_variable_that_decides_it(tmp_path: Path) -> None:
+    text = f"""if [ "$HOSTNAME" = big ]; then LR=1e-4; SEED=1; TAG=$HOSTNAME; else LR=2e-4; SEED=2; fi
+{LAUNCH} --lr $LR --seed $SEED --wandb-exp-name $TAG"""
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    reason = "$LR depends on a condition on $HOSTNAME in line 1 that only the job knows"
+    assert error.value.message == f"train.sh, line 1: --lr: {reason}; give the value with --arg HOSTNAME=VALUE"
+    assert read(tmp_path, text, {"HOSTNAME": "big"}).sections["training"]["seed"] == 1
+    assert read(tmp_path, text, {"HOSTNAME": "other"}).sections["training"]["seed"] == 2
+
+
+def test_all_refused_flags_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, f"{LAUNCH} --nmu-layers 2 \\\n --kd \\\n --lr 1 2 --seed 1")
+    first, *others = error.value.message.split("\n")
+    assert first.startswith("train.sh, line 1: --nmu-layers: unknown flag; did you mean")
+    assert [one.partition(": takes")[0].partition(": is")[0] for one in others] == [
+        "also: line 2: --kd",
+        "also: line 3: --lr",
+    ]
+
+
+def test_an_unquoted_test_of_several_words_fails_as_in_bash(tmp_path: Path) -> None:
+    text = f"WORDS='a b'; LR=1\nif [ -z $WORDS ]; then LR=2; fi\n{LAUNCH} --lr $LR"
+    assert read(tmp_path, text).sections["optimizer"]["lr"] == 1
 
 
 def test_one_question_stays_one_sentence(tmp_path: Path) -> None:
@@ -140,3 +183,12 @@ def test_a_named_argument_is_asked_for_by_its_variable(tmp_path: Path) -> None:
     assert "--arg SIZE=VALUE" in words(tmp_path, NAMED)[0]
     assert words(tmp_path, NAMED, SIZE="2") == ["2"]
     assert words(tmp_path, NAMED, _1="--size", _2="3") == ["3"]
+
+
+def test_a_flag_that_needs_another_is_left_out_as_in_megatron(tmp_path: Path) -> None:
+    text = f"{LAUNCH} --lr 1 --loss-scale 12 --rope-scaling-factor 8 --bf16"
+    found = read(tmp_path, text)
+    assert "loss_scale" not in found.sections["training"] and "rope_scaling" not in found.sections["model"]
+    assert "--loss-scale (line 1): only the gradients of --fp16 are scaled" in found.text
+    kept = read(tmp_path, f"{LAUNCH} --lr 1 --loss-scale 12 --fp16")
+    assert kept.sections["training"]["loss_scale"] == 12

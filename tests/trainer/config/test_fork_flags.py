@@ -51,6 +51,24 @@ def test_scaled_embeddings_follow_the_hidden_size(flags):
     assert build_train_config(parse_command_line(flags)).model.embedding_scale == math.sqrt(64)
 
 
+def test_gated_layers_of_bigscience_are_four_times_as_wide_as_the_model():
+    model = config_of("--glu-activation", "geglu").model
+    assert (model.activation, model.is_gated, model.ffn_size) == ("gelu", True, 4 * 64)
+    assert config_of("--glu-activation", "swiglu", "--ffn-hidden-size", "96").model.ffn_size == 96
+    with pytest.raises(UsageError, match="--glu-activation: 'liglu' is not valid; use geglu or reglu or swiglu"):
+        config_of("--glu-activation", "liglu")
+
+
+def test_a_vocabulary_is_padded_to_a_number_of_rows():
+    model = config_of("--pad-vocab-size-to", "250880", "--make-vocab-size-divisible-by", "128").model
+    assert model.padded_vocab_size(model.vocab_size, 4) == 250880
+
+
+def test_a_conversion_is_not_a_training():
+    with pytest.raises(UsageError, match="converts a checkpoint and trains nothing; use llmctl checkpoint"):
+        config_of("--ckpt-convert-format", "torch")
+
+
 def test_scaled_embeddings_need_the_hidden_size():
     with pytest.raises(UsageError, match="--use-embedding-scaling: is the square root of --hidden-size; give both"):
         parse_command_line(["--use-embedding-scaling"])
@@ -82,7 +100,6 @@ def test_experts_that_deepspeed_routes_are_refused(flag):
         (["--pp-partition-method", "uniform"], "'uniform' is not available here; use --pipeline-model-parallel-layout"),
         (["--DDP-impl", "FSDP"], "'FSDP' is not available here; use --data-parallel-sharding-strategy"),
         (["--encoder-pipeline-model-parallel-size", "2"], "encoder and decoder are on the same ranks"),
-        (["--glu-activation", "geglu"], "is a flag of bigscience's Megatron-DeepSpeed; use --swiglu"),
         (["--kd"], "is a flag of Megatron-DeepSpeed; distillation"),
         (["--xielu"], "is a flag of swiss-ai's Megatron-LM; this activation"),
         (["--train-range-to-skip", "1", "2"], "is a flag of Argonne's Megatron-DeepSpeed; batches cannot be skipped"),

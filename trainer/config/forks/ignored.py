@@ -104,6 +104,14 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "every checkpoint of this trainer is loaded in every layout; DeepSpeed's own checkpoints are not read",
+        "universal-checkpoint",
+    ),
+    (
+        "every pipeline schedule gives the gradients of the whole batch",
+        "enable-zbh1-exact-semantics",
+    ),
+    (
         "no file is watched for the end of a run; llmctl cancel saves a checkpoint and ends it",
         """
         kill-switch-file=1 kill-switch-path=1 trigger-path=1

@@ -34,10 +34,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "force-ds-sequence-parallel",
     ),
     (
-        _DEEPSPEED + "use --pipeline-schedule zb-h1 instead",
-        "enable-zbh1-exact-semantics enable-zbh1-pipeline",
-    ),
-    (
         _DEEPSPEED + "lessons that grow and layers that drop tokens are not supported; leave the flag out",
         "data-efficiency-curriculum-learning random-ltd return-data-index",
     ),
@@ -60,10 +56,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (
         _DEEPSPEED + "use --finetune, which starts from the weights at iteration 0 with a new optimizer",
         "reset-iteration",
-    ),
-    (
-        _DEEPSPEED + "every checkpoint can be loaded in every layout, but not DeepSpeed's; leave the flag out",
-        "universal-checkpoint",
     ),
     (
         _DEEPSPEED + "it draws other masks of dropout in each layout; leave the flag out",
@@ -102,14 +94,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (_ARGONNE + _NO_SKIPPING, "train-iters-to-skip train-range-to-skip"),
     (_BIGSCIENCE + _NO_SKIPPING, "skip-train-iteration-range"),
-    (
-        _BIGSCIENCE + "use --swiglu for SwiGLU; leave it out for GELU",
-        "glu-activation",
-    ),
-    (
-        _BIGSCIENCE + "use --vocab-size with the padded number and --make-vocab-size-divisible-by 1",
-        "pad-vocab-size-to",
-    ),
     (
         _BIGSCIENCE + "use --train-data-path, --valid-data-path and --test-data-path with weights and paths",
         """
