@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from trainer.config.sections.model import ModelConfig
 from trainer.families.bert import BERT, MEGATRON_BERT
 from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
+from trainer.families.dense.bloom import BLOOM
 from trainer.families.dense.gemma import GEMMA
 from trainer.families.dense.glm4 import GLM, GLM4
 from trainer.families.dense.granite import DENSE_GRANITE4, GRANITE
@@ -46,6 +47,7 @@ from trainer.families.t5 import MT5, T5
 FAMILIES: tuple[Family, ...] = (
     GPT2,
     OPT,
+    BLOOM,
     GPT_NEOX,
     PHI,
     LLAMA,

@@ -23,7 +23,7 @@ from trainer.families.format.errors import FamilyError
         ("lfm2", "has convolutions in the place of attention, which"),
         ("gemma3n", "has a part for images or sound beside its text model, which"),
         ("deepseek_v32", "has attention to the tokens that an indexer chooses, which"),
-        ("bloom", "has biases of attention by distance (ALiBi), which"),
+        ("mpt", "has biases of attention by distance (ALiBi) in layers other than BLOOM's, which"),
         ("phi-msft", "is Phi for Microsoft's first code, which this trainer does not read; take the present files"),
         ("internlm2", "is InternLM2 with queries, keys and values in one tensor, which this trainer does not read"),
         ("fancy", "is not a family known here; use a model of one of the types that are read: "),

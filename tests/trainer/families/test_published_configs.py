@@ -132,6 +132,7 @@ READ: dict[str, tuple[str, int, dict[str, Any]]] = {
     "google/gemma-2-9b": ("Gemma 2", 9_241_705_984, {"softmax_scale": 0.0625}),
     "google/gemma-2-27b": ("Gemma 2", 27_227_128_320, {"kv_channels": 128}),
     "google/gemma-3-270m-it": ("Gemma 3", 268_098_176, {"window_size": 512}),
+    "bigscience/bloom, smaller": ("BLOOM", 564_168_704, {"max_position_embeddings": 4096}),
     "openai-community/gpt2": ("GPT-2", 124_439_808, {"norm_epsilon": 1e-05}),
     "openai-community/gpt2-medium": ("GPT-2", 354_823_168, {"num_layers": 24}),
     "togethercomputer/RedPajama-INCITE-Chat-3B-v1": ("GPT-NeoX", 2_775_864_320, {"parallel_residual": False}),
@@ -185,7 +186,6 @@ REFUSED = {
     "stabilityai/stablelm-2-zephyr-1_6b": "model_type 'stablelm' is not a family known here",
     "baichuan-inc/Baichuan-7B": "model_type 'baichuan' is not a family known here",
     "bigcode/gpt_bigcode-santacoder": "model_type 'gpt_bigcode' is not a family known here",
-    "bigscience/bloom, smaller": "model_type 'bloom' has biases of attention by distance (ALiBi)",
     "mosaicml/mpt-7b, smaller": "model_type 'mpt' has biases of attention by distance (ALiBi)",
 }
 # transformers 5 reads longrope under this old name, but can neither build nor save the model.

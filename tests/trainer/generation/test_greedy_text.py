@@ -35,8 +35,8 @@ PP2 = {"pipeline_model_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2}
 DECODERS = {family.name: family for family in FAMILIES if family.auto_class == "AutoModelForCausalLM"}
 # Learned positions with and without an offset; grouped queries; query-key norms; windows of 8 tokens beside whole
-# layers; experts; latent attention; sinks.
-DIVIDED = ("GPT-2", "OPT", "Llama", "Qwen3", "Gemma 3", "Mixtral", "DeepSeek-V3", "gpt-oss")
+# layers; experts; latent attention; sinks; ALiBi.
+DIVIDED = ("GPT-2", "OPT", "BLOOM", "Llama", "Qwen3", "Gemma 3", "Mixtral", "DeepSeek-V3", "gpt-oss")
 
 
 def prompts_of(vocab_size: int) -> list[list[int]]:

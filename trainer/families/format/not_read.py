@@ -7,7 +7,7 @@ from typing import Any
 
 _IMAGES, _LINEAR = "a part for images or sound beside its text model", "layers of linear attention"
 _STATES, _INDEXED = "state-space layers", "attention to the tokens that an indexer chooses"
-_ALIBI = "biases of attention by distance (ALiBi)"
+_ALIBI = "biases of attention by distance (ALiBi) in layers other than BLOOM's"
 _NOT_COMPUTED: Mapping[str, tuple[str, ...]] = {
     _LINEAR: (
         *("bailing_hybrid", "kimi_linear", "minimax", "minimax_m1", "minimax_text_01", "olmo_hybrid", "qwen3_next"),
@@ -48,7 +48,7 @@ _NOT_COMPUTED: Mapping[str, tuple[str, ...]] = {
         *("qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7", "ultravox", "voxtral", "whisper"),
     ),
     _INDEXED: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
-    _ALIBI: ("bloom", "jais", "mpt"),
+    _ALIBI: ("jais", "mpt"),
     "layers of different shapes": ("deci", "nemotron-nas", "openelm"),
     "an activation with trained coefficients": ("apertus",),
     "the router SparseMixer": ("phimoe",),
