@@ -342,7 +342,8 @@ def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, con
     defaults = {key: field.default for key, field in type(model).model_fields.items() if not field.is_required()}
     stored = defaults | stored
     stored["num_query_groups"] = stored["num_query_groups"] or stored.get("num_attention_heads")
-    present = {**model.model_dump(), "num_query_groups": model.query_groups}
+    stored |= _scores(ModelConfig.model_construct(**stored))
+    present = {**model.model_dump(), "num_query_groups": model.query_groups, **_scores(model)}
     for key in _ARCHITECTURE_KEYS if config.checkpoint.finetune else (*_ARCHITECTURE_KEYS, *sorted(TUNABLE)):
         if key in stored and stored[key] != present[key]:
             remedy = ", or take only the weights with checkpoint.finetune" if key in TUNABLE else ""
@@ -350,6 +351,13 @@ def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, con
                 f"{checkpoint} was written with model.{key} {stored[key]}, but this run has {present[key]}, which "
                 f"makes another model of the same weights; set it to {stored[key]}{remedy}"
             )
+
+
+def _scores(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "moe_router_score_function": model.router_score_function,
+        "moe_router_pre_softmax": model.router_pre_softmax,
+    }
 
 
 def _agree_on_checkpoint(

@@ -354,6 +354,13 @@ REFUSED: dict[str, str] = {
 SQUARE_ROOTS = {"use-embedding-scaling": ("model.embedding_scale", "model.hidden_size")}
 """Flag without an argument -> the key that it sets to the square root of another key (llm-jp's Megatron-LM)."""
 
+ONE_OF_SEVERAL = {
+    "moe-router-load-balancing-type": "a router has one way to balance; give one type",
+    "moe-aux-loss-coeff": "a router has one loss that balances; give one coefficient",
+    "num-experts": "all layers with experts have equally many; give one number",
+}
+"""Flag that takes several values in Megatron-LM or Megatron-DeepSpeed, and here only equal ones -> the reason."""
+
 SPELLINGS: dict[str, Mapping[str, str]] = {
     "normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"},
     "tokenizer-type": {"PretrainedFromHF": "HuggingFaceTokenizer", "HFTokenizer": "HuggingFaceTokenizer"},

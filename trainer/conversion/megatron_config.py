@@ -79,6 +79,9 @@ def model_of(arguments: Mapping[str, Any], vocab_size: int, where: str) -> Model
         keys["openai_gelu"] = True
     if arguments.get("group_query_attention"):
         keys["num_query_groups"] = arguments["num_query_groups"]
+    # Of the ways to balance the load, sinkhorn alone has scores of its own.
+    if arguments.get("moe_router_load_balancing_type") == "sinkhorn":
+        keys["moe_router_load_balancing_type"] = "sinkhorn"
     keys |= _positions(arguments, where)
     try:
         return ModelConfig(**keys, disable_bias_linear=not has_bias, vocab_size=vocab_size)

@@ -324,6 +324,8 @@ def _essence(model: ModelConfig) -> dict[str, Any]:
         "add_attention_output_bias": model.has_attention_output_bias,
         "moe_ffn_hidden_size": model.expert_ffn_size if model.num_experts else None,
         "moe_layer_freq": [model.is_moe_layer(layer) for layer in layers],
+        "moe_router_score_function": model.router_score_function,
+        "moe_router_pre_softmax": model.router_pre_softmax,
         "decoder_num_layers": model.num_decoder_layers,
         "latent_norm_epsilon": (model.latent_norm_epsilon or model.norm_epsilon)
         if model.multi_latent_attention

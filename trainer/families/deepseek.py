@@ -184,9 +184,9 @@ def _notes(keys: Mapping[str, Any]) -> Iterator[str]:
     coefficient = keys.get("aux_loss_alpha")
     if coefficient:
         yield (
-            f"aux_loss_alpha {coefficient} weighs a balance loss over each sequence, which this trainer does not "
-            "compute; training from here has no balance loss unless you set model.moe_aux_loss_coeff, and an export "
-            "keeps the key"
+            f"aux_loss_alpha {coefficient} weighs a balance loss over each sequence; to train with this loss, set "
+            f"model.moe_router_load_balancing_type to seq_aux_loss and model.moe_aux_loss_coeff to {coefficient}; an "
+            "export keeps the key"
         )
 
 

@@ -12,7 +12,15 @@ from typing import Any
 from trainer.config.counted_flags import COUNTED, iterations_of
 from trainer.config.errors import ConfigError
 from trainer.config.forks.ignored import DENSE, EXPERTS_REFUSED, expert_flags
-from trainer.config.megatron_flags import ALIASES, REFUSED, SPELLINGS, SQUARE_ROOTS, WITHOUT_EFFECT, Alias
+from trainer.config.megatron_flags import (
+    ALIASES,
+    ONE_OF_SEVERAL,
+    REFUSED,
+    SPELLINGS,
+    SQUARE_ROOTS,
+    WITHOUT_EFFECT,
+    Alias,
+)
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config, known_keys, names_start
@@ -188,7 +196,9 @@ def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
         if not values:
             raise UsageError(f"--{flag}: takes one or more values")
         return list(values)
-    value = _one(flag, values)
+    if flag in ONE_OF_SEVERAL and len(set(values)) > 1:
+        raise UsageError(f"--{flag}: {' '.join(values)!r} is not valid: {ONE_OF_SEVERAL[flag]}")
+    value = _one(flag, values[:1] if flag in ONE_OF_SEVERAL else values)
     return SPELLINGS.get(flag, {}).get(value, value)
 
 

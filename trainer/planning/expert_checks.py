@@ -36,6 +36,9 @@ _WITH_EXPERTS = (
 )
 
 
+_NOT_BESIDE_SINKHORN = ("moe_router_topk_scaling_factor", "moe_router_enable_expert_bias", "moe_router_num_groups")
+
+
 def check_experts(config: TrainConfig) -> None:
     """Refuse keys of the router that contradict each other, and a list of layers of the wrong length.
 
@@ -55,6 +58,7 @@ def check_experts(config: TrainConfig) -> None:
     if isinstance(pattern, list) and not any(pattern):
         raise ConfigError("model.moe_layer_freq", "gives no layer experts; set a 1, or leave num_experts out")
     _check_shared_expert(model)
+    _check_sinkhorn(model)
     _check_scores(model)
     _check_groups(model, model.num_experts)
 
@@ -74,8 +78,27 @@ def _check_shared_expert(model: ModelConfig) -> None:
         )
 
 
+def _check_sinkhorn(model: ModelConfig) -> None:
+    if model.moe_router_load_balancing_type != "sinkhorn":
+        return
+    fields = type(model).model_fields
+    of_sinkhorn = {
+        "moe_router_score_function": model.router_score_function,
+        "moe_router_pre_softmax": model.router_pre_softmax,
+        **dict.fromkeys(_NOT_BESIDE_SINKHORN),
+    }
+    for name, own in of_sinkhorn.items():
+        if getattr(model, name) not in (fields[name].default, own):
+            scores = "sigmoids with moe_router_topk 1, else a softmax over all experts"
+            raise ConfigError(
+                f"model.{name}",
+                f"has no effect with moe_router_load_balancing_type sinkhorn, whose scores are {scores}; leave this "
+                "key out, or use aux_loss",
+            )
+
+
 def _check_scores(model: ModelConfig) -> None:
-    is_sigmoid = model.moe_router_score_function == "sigmoid"
+    is_sigmoid = model.router_score_function == "sigmoid"
     if not model.moe_router_norm_topk_prob and not is_sigmoid:
         raise ConfigError(
             "model.moe_router_norm_topk_prob",

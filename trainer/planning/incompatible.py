@@ -191,8 +191,8 @@ IMPOSSIBLE: Rows = (
         lambda c: (
             c.model.num_experts is not None
             and c.model.moe_router_topk == 1
-            and c.model.moe_router_score_function == "softmax"
-            and not c.model.moe_router_pre_softmax
+            and c.model.router_score_function == "softmax"
+            and not c.model.router_pre_softmax
         ),
         "must be on with moe_router_topk 1: the softmax over a single expert is always 1, so that the router would "
         "never learn; switch it on, or use moe_router_score_function sigmoid",
@@ -204,8 +204,9 @@ IMPOSSIBLE: Rows = (
     ),
     (
         "model.moe_aux_loss_coeff",
-        lambda c: c.model.moe_aux_loss_coeff > 0 and c.model.moe_router_load_balancing_type == "none",
-        "above 0 contradicts moe_router_load_balancing_type none; use aux_loss, or leave the coefficient out",
+        lambda c: c.model.moe_aux_loss_coeff > 0 and c.model.moe_router_load_balancing_type in ("sinkhorn", "none"),
+        "above 0 contradicts moe_router_load_balancing_type sinkhorn or none, which have no such loss; use aux_loss or "
+        "seq_aux_loss, or leave the coefficient out",
     ),
     (
         "model.moe_token_drop_policy",

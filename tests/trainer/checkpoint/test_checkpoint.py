@@ -245,6 +245,10 @@ def refuse_other_routers(_rank, _world_size, root, experts):
             resume(capacity)
         assert resume(capacity, load=str(root), finetune=True) == path
         assert resume({}) == path
+        # Sinkhorn's scores are a softmax over all experts.
+        with pytest.raises(CheckpointError, match=r"moe_router_pre_softmax False, but this run has True"):
+            resume({"moe_router_load_balancing_type": "sinkhorn"})
+        assert resume({"moe_router_load_balancing_type": "seq_aux_loss"}) == path
 
     refuse()
     metadata = json.loads((path / "metadata.json").read_text())

@@ -3,6 +3,8 @@
 The model reads weights under the trainer's global names and shares no code with the trainer. Activations are [B, S, H].
 """
 
+import math
+
 import torch
 
 
@@ -204,9 +206,10 @@ def _moe(weights, prefix, model, hidden, auxiliary):
     """
     tokens = hidden.transpose(0, 1).reshape(-1, hidden.shape[-1])
     logits = tokens @ weights[f"{prefix}router.weight"].T
+    is_sinkhorn = model.moe_router_load_balancing_type == "sinkhorn"
     chosen = [
         sorted(range(model.num_experts), key=lambda expert: (-float(row[expert]), expert))[: model.moe_router_topk]
-        for row in logits.detach()
+        for row in (sinkhorn(logits.detach()) if is_sinkhorn else logits.detach())
     ]
     choices = [
         (token, expert, _router_weight(row, experts, place, model))
@@ -214,7 +217,12 @@ def _moe(weights, prefix, model, hidden, auxiliary):
         for place, expert in enumerate(experts)
     ]
     if auxiliary is not None:
-        auxiliary.append(_auxiliary_loss(logits, choices, model))
+        count = hidden.shape[0] if model.moe_router_load_balancing_type == "seq_aux_loss" else 1
+        parts = [
+            _auxiliary_loss(logits[part::count], [choice for choice in choices if choice[0] % count == part], model)
+            for part in range(count)
+        ]
+        auxiliary.append(sum(parts) / len(parts))
     outputs = [torch.zeros_like(token) for token in tokens]
     for token, expert, weight in _kept(choices, model):
         own = {
@@ -232,7 +240,23 @@ def _moe(weights, prefix, model, hidden, auxiliary):
     return mixed + shared
 
 
+def sinkhorn(logits):
+    """Megatron-LM's formula, one sum at a time."""
+    cost = [[math.exp(value) for value in row] for row in logits.tolist()]
+    places, experts = range(len(cost)), range(len(cost[0]))
+    columns, change = [1.0] * len(experts), math.inf
+    while change > 1e-4:
+        rows = [1 / len(places) / (sum(columns[e] * cost[t][e] for e in experts) + 1e-8) for t in places]
+        before = columns
+        columns = [1 / len(experts) / (sum(rows[t] * cost[t][e] for t in places) + 1e-8) for e in experts]
+        change = sum(abs(old - new) for old, new in zip(before, columns, strict=True)) / len(experts)
+    return torch.tensor([[columns[e] * cost[t][e] * rows[t] for e in experts] for t in places], dtype=torch.float64)
+
+
 def _router_weight(row, experts, place, model):
+    if model.moe_router_load_balancing_type == "sinkhorn":
+        all_scores = torch.exp(row) / torch.exp(row).sum()
+        return 1 / (1 + torch.exp(-row[experts[0]])) if len(experts) == 1 else all_scores[experts[place]]
     if model.moe_router_score_function == "sigmoid":
         scores = 1 / (1 + torch.exp(-row))
         weight = scores[experts[place]]

@@ -42,6 +42,7 @@ OPT = {
 }
 MIXTRAL = {**LLAMA, "ffn_hidden_size": 40, "num_query_groups": 2, "num_experts": 4}
 LOSSES = {"moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1}
+SINKHORN = {"moe_router_load_balancing_type": "sinkhorn", "moe_z_loss_coeff": 0.1}
 CAPACITY = {**MIXTRAL, **LOSSES, "moe_expert_capacity_factor": 0.7}
 EXPERT_MODELS = {
     "mixtral": MIXTRAL,
@@ -52,6 +53,9 @@ EXPERT_MODELS = {
     "scaled": {**MIXTRAL, "moe_router_topk": 3, "moe_router_topk_scaling_factor": 2.5},
     "sigmoid": {**MIXTRAL, **LOSSES, "moe_router_score_function": "sigmoid"},
     "sigmoid-top-1": {**MIXTRAL, **LOSSES, "moe_router_score_function": "sigmoid", "moe_router_topk": 1},
+    "sinkhorn": {**MIXTRAL, **SINKHORN},
+    "sinkhorn-top-1": {**MIXTRAL, **SINKHORN, "moe_router_topk": 1},
+    "loss-of-sequences": {**MIXTRAL, **LOSSES, "moe_router_load_balancing_type": "seq_aux_loss"},
     "drops-by-probability": CAPACITY,
     "drops-by-position": {**CAPACITY, "moe_token_drop_policy": "position"},
     "shared-expert": {**MIXTRAL, "moe_shared_expert_intermediate_size": 24, "moe_ffn_hidden_size": 16},
@@ -146,11 +150,20 @@ def test_loss_and_gradients_equal_the_reference(model, masked):
     check(model, [batch(0, masked), batch(1, masked)])
 
 
+def of_sinkhorn(model):
+    if model.moe_router_load_balancing_type != "sinkhorn":
+        return {}
+    scores = (
+        {"moe_router_score_function": "sigmoid"} if model.moe_router_topk == 1 else {"moe_router_pre_softmax": True}
+    )
+    return {"moe_router_load_balancing_type": "none", **scores}
+
+
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_logits_equal_the_reference(model):
     config, parallel_model = stirred(model)
-    # The capacity of experts applies in training only.
-    unlimited = config.model.model_copy(update={"moe_expert_capacity_factor": None})
+    # The capacity of experts and sinkhorn's choice apply in training only.
+    unlimited = config.model.model_copy(update={"moe_expert_capacity_factor": None, **of_sinkhorn(config.model)})
     tokens = batch().tokens[:, :7]
     logits = forward_logits(parallel_model, tokens)
     expected, rounded = (

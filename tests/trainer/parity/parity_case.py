@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tests.trainer.parity.balanced_models import BALANCED
 from tests.trainer.parity.encoder_models import ENCODER_DECODERS, ENCODERS
 from trainer.config.train_config import TrainConfig
 from trainer.data.samples.document_places import Documents
@@ -330,7 +331,7 @@ class Case:
         """The model's keys, of which a list has one entry per layer."""
         if self.model in FAMILY_MODELS:
             return dict(FAMILY_MODELS[self.model])
-        shape = (MODELS | ENCODERS | ENCODER_DECODERS)[self.model]
+        shape = (MODELS | BALANCED | ENCODERS | ENCODER_DECODERS)[self.model]
         return {key: value[: self.layers] if isinstance(value, list) else value for key, value in shape.items()}
 
     def batch(self, iteration: int) -> list[MicroBatch]:
@@ -367,10 +368,8 @@ class Case:
     def _encoder_input(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         """Padding of another length in each sample, token types, and labels of the samples."""
         shape = (MICRO_BATCH_SIZE, SEQ_LENGTH)
-        found = {
-            "padding_mask": torch.arange(SEQ_LENGTH)
-            < torch.randint(5, SEQ_LENGTH + 1, (shape[0], 1), generator=generator),
-        }
+        lengths = torch.randint(5, SEQ_LENGTH + 1, (shape[0], 1), generator=generator)
+        found = {"padding_mask": torch.arange(SEQ_LENGTH) < lengths}
         if "bert_binary_head" not in ENCODERS[self.model]:
             found["token_types"] = torch.randint(0, 2, shape, generator=generator)
             found["sample_labels"] = torch.randint(0, 2, shape[:1], generator=generator)

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from tests.parity import rows as rows_in_full
+from tests.trainer.parity.balanced_models import BALANCED
 from tests.trainer.parity.covering_array import (
     FACTORS,
     FURTHER_TOKENS,
@@ -23,6 +24,7 @@ from tests.trainer.parity.covering_array import (
     refusal,
 )
 from tests.trainer.parity.layout_parity import compare, keeps_order, problems
+from tests.trainer.parity.parity_case import Case
 
 RANKS = 8
 
@@ -32,6 +34,23 @@ CASES = [case_of(row) for row in ROWS]
 
 @pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS], ids=str)
 def test_loss_gradients_and_steps_equal_the_serial_run(ranks, serials, case):
+    found = compare(ranks, serials, case)
+    assert not problems(case, found), str(found)
+
+
+@pytest.mark.parametrize("model", BALANCED)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tp": 2, "sp": True, "recompute": "moe"},
+        {"dp": 2, "ep": 2, "zero": 1},
+        {"cp": 2, "tp": 2, "sp": True},
+        {"pp": 2, "cp": 2, "cp_comm": "a2a"},
+    ],
+    ids=str,
+)
+def test_every_layout_balances_the_load_alike(ranks, serials, model, layout):
+    case = Case(model, **layout)
     found = compare(ranks, serials, case)
     assert not problems(case, found), str(found)
 

@@ -8,6 +8,7 @@ from tests.trainer.planning.refused_bert import REFUSED_BERT
 from tests.trainer.planning.refused_hooks import REFUSED_HOOKS
 
 MOE = {"num_experts": 4}
+SINKHORN = {"moe_router_load_balancing_type": "sinkhorn"}
 
 # as REFUSED in tests.trainer.planning.refused_combinations
 REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
@@ -28,6 +29,32 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
         "model.moe_layer_freq",
         "one entry for each of the",
         {"model": {**MOE, "moe_layer_freq": 1}},
+    ),
+    *(
+        (
+            {"model": {**MOE, **SINKHORN, key: value}},
+            f"model.{key}",
+            "has no effect with moe_router_load_balancing_type sinkhorn",
+            {"model": {**MOE, **SINKHORN}},
+        )
+        for key, value in (
+            ("moe_router_score_function", "sigmoid"),
+            ("moe_router_topk_scaling_factor", 2.5),
+            ("moe_router_enable_expert_bias", True),
+            ("moe_router_num_groups", 2),
+        )
+    ),
+    (
+        {"model": {**MOE, **SINKHORN, "moe_router_topk": 1, "moe_router_pre_softmax": True}},
+        "model.moe_router_pre_softmax",
+        "whose scores are sigmoids with moe_router_topk 1",
+        {"model": {**MOE, **SINKHORN, "moe_router_topk": 1}},
+    ),
+    (
+        {"model": {**MOE, **SINKHORN, "moe_aux_loss_coeff": 0.01}},
+        "model.moe_aux_loss_coeff",
+        "contradicts moe_router_load_balancing_type sinkhorn or none",
+        {"model": {**MOE, "moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.01}},
     ),
     (
         {"model": {**MOE, "moe_router_norm_topk_prob": False}},

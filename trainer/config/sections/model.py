@@ -193,8 +193,10 @@ class ModelConfig(Section):
     """Score of a group: its best expert (DeepSeek-V2), or the sum of its two best (DeepSeek-V3)."""
     moe_router_bias: bool = False
     """Bias of the router's product (gpt-oss)."""
-    moe_router_load_balancing_type: Literal["aux_loss", "none"] = "aux_loss"
-    """Loss that balances the load of the experts: aux_loss, with moe_aux_loss_coeff, or none."""
+    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss", "sinkhorn", "none"] = "aux_loss"
+    """Balance of the experts' load. aux_loss: a loss over each micro-batch, seq_aux_loss: over each sequence, both with
+    moe_aux_loss_coeff. sinkhorn: in training the choice is even over each micro-batch, and scores are sigmoids with
+    moe_router_topk 1, else a softmax over all experts."""
     moe_aux_loss_coeff: NonNegativeFloat = 0.0
     """Factor of the load-balancing loss; 0 disables it."""
     moe_z_loss_coeff: NonNegativeFloat | None = None
@@ -213,6 +215,15 @@ class ModelConfig(Section):
     def _parse_layer_pattern(cls, value: Any) -> Any:
         return parse_layer_pattern(value)
 
+    @field_validator("moe_router_load_balancing_type", mode="before")
+    @classmethod
+    def _check_balance(cls, value: Any) -> Any:
+        if value in ("global_aux_loss", "quantile_balancing"):
+            raise ValueError(
+                "loads are not balanced over the global batch; use aux_loss, over each micro-batch, or seq_aux_loss"
+            )
+        return value
+
     @field_validator("rope_scaling", mode="before")
     @classmethod
     def _read_numbers(cls, value: Any) -> Any:
@@ -229,6 +240,20 @@ class ModelConfig(Section):
         if isinstance(self.moe_layer_freq, list):
             return self.moe_layer_freq[layer]
         return layer % self.moe_layer_freq == 0
+
+    @property
+    def router_score_function(self) -> Literal["softmax", "sigmoid"]:
+        """``moe_router_score_function``, or that of sinkhorn."""
+        if self.moe_router_load_balancing_type == "sinkhorn":
+            return "sigmoid" if self.moe_router_topk == 1 else "softmax"
+        return self.moe_router_score_function
+
+    @property
+    def router_pre_softmax(self) -> bool:
+        """``moe_router_pre_softmax``, or that of sinkhorn."""
+        if self.moe_router_load_balancing_type == "sinkhorn":
+            return self.moe_router_topk > 1
+        return self.moe_router_pre_softmax
 
     @property
     def has_dense_layers(self) -> bool:

@@ -48,7 +48,7 @@ class MoE(nn.Module):
         self._model, self._num_experts = model, model.num_experts
         self._axes = axes
         self._kernels = builder.kernels
-        self.router = Router(model, builder.under("router"))
+        self.router = Router(model, builder.under("router"), axes.cp)
         self.numbers = RouterNumbers(model, builder)
         self.experts = Experts(model, builder.under("experts"), axes.tp, recompute_activation)
         self.shared_expert: MLP | None = None
@@ -78,7 +78,7 @@ class MoE(nn.Module):
         whole = enter_parallel_region(hidden, self._axes.tp)  # [S, B, H]
         tokens = whole.flatten(0, 1)  # [T, H]
         routing: Routing = self.router(tokens, forward_pass.limits_experts)
-        weights = self._with_losses(routing, forward_pass.aux_loss_scale)
+        weights = self._with_losses(routing, whole.shape[1], forward_pass.aux_loss_scale)
         kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
         dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)
         rows = to_experts(tokens, dispatch, self._kernels)
@@ -97,10 +97,10 @@ class MoE(nn.Module):
         summed = reduce_partial_sums(combined, self._axes.tp, needs_values)
         return self.shared_expert.fc2.add_bias(summed) if adds_bias else summed
 
-    def _with_losses(self, routing: Routing, scale: float) -> torch.Tensor:
+    def _with_losses(self, routing: Routing, batch_size: int, scale: float) -> torch.Tensor:
         if scale == 0.0 or not torch.is_grad_enabled():
             return routing.weights
-        losses = auxiliary_losses(routing, self._model, self._axes.cp)
+        losses = auxiliary_losses(routing, batch_size, self._model, self._axes.cp)
         # A layer that is computed again in backward has run without gradients first: every token counts once.
         self.numbers.add(routing.experts, losses, self._axes.cp.size)
         if not losses:

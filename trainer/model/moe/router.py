@@ -17,9 +17,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from trainer.model.moe.expert_bias import ExpertBias
+from trainer.model.moe.sinkhorn import sinkhorn
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
+    from trainer.model.context_parallel.axis import ContextParallel
     from trainer.model.sharding import ParameterBuilder
     from trainer.model.tensor_parallel.linear import WeightGradientAccumulator
 
@@ -74,12 +76,14 @@ class _Logits(torch.autograd.Function):
 class Router(nn.Module):
     """[T, H] -> Routing, the same on every tp rank."""
 
-    def __init__(self, model: ModelConfig, builder: ParameterBuilder):
+    def __init__(self, model: ModelConfig, builder: ParameterBuilder, cp: ContextParallel):
         super().__init__()
         assert model.num_experts is not None
         self._topk = model.moe_router_topk
-        self._is_sigmoid = model.moe_router_score_function == "sigmoid"
-        self._softmax_first = model.moe_router_pre_softmax
+        self._is_sigmoid = model.router_score_function == "sigmoid"
+        self._softmax_first = model.router_pre_softmax
+        self._has_sinkhorn = model.moe_router_load_balancing_type == "sinkhorn"
+        self._cp = cp
         self._divides_by_sum = model.moe_router_norm_topk_prob and self._topk > 1
         self._scaling = model.moe_router_topk_scaling_factor
         self._groups, self._group_topk = model.moe_router_num_groups, model.moe_router_group_topk
@@ -100,12 +104,15 @@ class Router(nn.Module):
         """Receives the weight gradient instead of ``weight.grad``."""
 
     def forward(self, tokens: torch.Tensor, is_training: bool = False) -> Routing:
-        """No communication. With ``is_training`` the load counts for the next move of the expert bias."""
+        """With ``is_training`` sinkhorn decides, and the load counts for the next move of the expert bias.
+
+        Collective: all cp ranks, if sinkhorn decides; else no communication.
+        """
         logits: torch.Tensor = _Logits.apply(tokens, self.weight, self.gradient_accumulator)  # type: ignore[no-untyped-call]
         if self.bias is not None:
             logits = logits + self.bias.to(logits.dtype)
         scores = torch.sigmoid(logits) if self._is_sigmoid else torch.softmax(logits, dim=1)
-        experts = self._choose(logits.detach(), scores.detach())
+        experts = self._choose(logits.detach(), scores.detach(), is_training)
         # A layer that is computed again in backward has run without gradients first: every token counts once.
         if self.expert_bias is not None and is_training and torch.is_grad_enabled():
             self.expert_bias.count(experts)
@@ -114,11 +121,11 @@ class Router(nn.Module):
             weights = weights * self._scaling
         return Routing(experts, weights, logits, shares)
 
-    def _choose(self, logits: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, scores: torch.Tensor, is_training: bool) -> torch.Tensor:
         """Numbers of the chosen experts [T, K]."""
         # Both scores grow with the logits. The logits decide, because sigmoids near 1 have lost their differences. The
         # sort is stable, so that ties break alike on every device and in every layout.
-        order = logits
+        order = sinkhorn(logits, self._cp) if self._has_sinkhorn and is_training else logits
         if self.expert_bias is not None:
             order = scores = scores + self.expert_bias.values
         if self._groups is not None:
