@@ -38,12 +38,12 @@ def _drops(config: TrainConfig) -> bool:
     return config.model.hidden_dropout > 0.0
 
 
-def _drops_causal_shares(config: TrainConfig) -> bool:
-    return config.model.is_causal and keeps_scores(config.model)
+def _keeps_scores(config: TrainConfig) -> bool:
+    return keeps_scores(config.model)
 
 
-def _drops_shares_of_documents(config: TrainConfig) -> bool:
-    return _drops_causal_shares(config) and config.data.reset_attention_mask
+def _keeps_scores_of_documents(config: TrainConfig) -> bool:
+    return _keeps_scores(config) and config.data.reset_attention_mask
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ ROWS: Mapping[str, Row] = {
     "moe_unpermute": Row("moe_permute", _has_experts, _PERMUTE_FUSION),
     "cross_entropy": Row("cross_entropy", switches=(Switch("cross_entropy_loss_fusion", off=False),)),
     # Only unfused attention with dropout keeps its probabilities; all other attention recomputes them.
-    "scaled_masked_softmax": Row("softmax", _drops_shares_of_documents, _SOFTMAX_FUSION),
-    "scaled_causal_softmax": Row("softmax", _drops_causal_shares, _SOFTMAX_FUSION),
+    "scaled_masked_softmax": Row("softmax", _keeps_scores_of_documents, _SOFTMAX_FUSION),
+    "scaled_causal_softmax": Row("softmax", _keeps_scores, _SOFTMAX_FUSION),
 }
 """All ops by name, in the order of reports."""
 

@@ -74,7 +74,7 @@ def _pipeline(config: TrainConfig, mesh: ParallelMesh, vocab_size: int) -> list[
 
 
 def _attention(config: TrainConfig) -> list[str]:
-    if not (config.model.is_causal and keeps_scores(config.model)):
+    if not keeps_scores(config.model):
         return []
     backend = config.model.attention_backend
     return [f"attention_backend {backend} with attention_dropout keeps the attention scores; auto keeps none"]

@@ -87,6 +87,28 @@ def test_neither_scores_nor_masks_are_kept(causal: bool, bounds: dense.Bounds | 
     assert dense.worst(found, dense.gradients(expected, inputs, grad)) < 2e-6
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_with_a_bias_or_key_mask_keeps_only_those(causal: bool) -> None:
+    inputs, _ = dense.heads(2, 2, 2, 256, 4, torch.float32)
+    bias = torch.randn(2, 256, 256).requires_grad_()
+    key_mask = (torch.arange(256) < 200).expand(2, -1)
+    backend = core("auto", DROPOUT, torch.float32).backend
+    layer = AttentionCore(3, DROPOUT, ParallelAxes(), AttentionSettings(0.5, causal=causal), backend)
+    storages: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    for extra in ({"bias": bias}, {"key_mask": key_mask}):
+        storages.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            attend(*inputs, forward_pass(None, RANDOMNESS), layer, **extra).sum().backward()
+        storages.pop(bias.data_ptr(), None)
+        assert sum(storages.values()) < 2 * 2 * 256 * 256
+
+
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 def test_fused_and_unfused_attention_agree(groups: int, dtype: torch.dtype, limit: float) -> None:

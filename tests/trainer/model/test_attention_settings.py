@@ -50,7 +50,7 @@ def deviation(layer: AttentionCore, bounds: dense.Bounds | None, sinks: torch.Te
     return dense.worst(dense.gradients(found, leaves, grad), dense.gradients(expected, leaves, grad))
 
 
-@pytest.fixture(params=[tiles.MAX_SCORES, 200], ids=["one block", "blocks"])
+@pytest.fixture(params=[tiles.MAX_SCORES, 200, 100], ids=["one block", "blocks", "small blocks"])
 def blocks(request, monkeypatch) -> None:
     """Kernels with all rows in one block, and in blocks of few rows."""
     monkeypatch.setattr(tiles, "_FEWEST_ROWS", min(64, request.param // 50))
@@ -156,6 +156,7 @@ BIAS = torch.randn(HEADS, 5, 7, generator=torch.Generator().manual_seed(1), dtyp
 KEY_MASK = torch.tensor([[True] * 7, [True, True, True, False, False, False, False]])
 
 
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_bias_and_key_mask_equal_dense_attention(dropout, causal) -> None:

@@ -34,13 +34,14 @@ class Unfused:
         settings: AttentionSettings,
         band: Band,
         weights: KeptWeights | None = None,
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See AttentionKernel; ``weights``: dropout of the weights."""
+        """See AttentionKernel; ``weights``: dropout of the weights; ``bias``: [B, A, Q, K], added to the scores."""
 
         def compute(
             block: Tile, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            scores = _hide_(_capped_scores(query, key, settings), block.band)
+            scores = _hide_(_add_(_capped_scores(query, key, settings), bias, block), block.band)
             log_sum_exp = scores.logsumexp(-1)
             shares = _shares_(scores, log_sum_exp.unsqueeze(-1), weights)
             if weights is not None:
@@ -61,8 +62,10 @@ class Unfused:
         settings: AttentionSettings,
         band: Band,
         weights: KeptWeights | None = None,
+        bias: torch.Tensor | None = None,
+        grad_bias: torch.Tensor | None = None,
     ) -> Gradients:
-        """See AttentionKernel; ``weights``: dropout of the weights."""
+        """See AttentionKernel and ``forward``; the gradient of the bias is added to ``grad_bias``."""
 
         def compute(
             block: Tile,
@@ -77,7 +80,7 @@ class Unfused:
             # The derivative of c * tanh(s / c) is 1 - tanh(s / c)^2.
             slope = None if settings.softcap is None else (scores / settings.softcap).square_().neg_().add_(1.0)
             log_sum_exp = _grouped(log_sum_exp.unsqueeze(-1), key)
-            shares = _shares_(_hide_(scores, block.band), log_sum_exp, weights)  # [B, G, R, Q, K]
+            shares = _shares_(_hide_(_add_(scores, bias, block), block.band), log_sum_exp, weights)  # [B, G, R, Q, K]
             grad, grouped = _grouped(grad_output, key), _grouped(query, key)
             grad_shares = (grad @ value.unsqueeze(2).mT).to(shares.dtype)
             kept_shares = shares
@@ -90,6 +93,8 @@ class Unfused:
                 along.mul_(1.0 - weights.probability)
             grad_value = (kept_shares.to(grad.dtype).mT @ grad).sum(2)
             grad_scores = grad_shares.sub_(_grouped(along, key)).mul_(shares)
+            if grad_bias is not None:
+                grad_bias[_place(block)] += grad_scores.flatten(1, 2)
             if slope is not None:
                 grad_scores.mul_(slope)
             grad_scores = grad_scores.mul_(settings.scale).to(query.dtype)
@@ -172,6 +177,16 @@ def _capped_scores(query: torch.Tensor, key: torch.Tensor, settings: AttentionSe
     if settings.softcap is not None:
         scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     return scores
+
+
+def _place(block: Tile) -> tuple[slice, slice, slice, slice]:
+    """Index of a block in a tensor [B, A, Q, K]."""
+    return *block.queries, slice(*block.key)
+
+
+def _add_(scores: torch.Tensor, bias: torch.Tensor | None, block: Tile) -> torch.Tensor:
+    """Add the block's part of ``bias`` [B, A, Q, K] to its scores [B, G, R, Q, K], in place."""
+    return scores if bias is None else scores.add_(bias[_place(block)].view(scores.shape))
 
 
 def _hide_(scores: torch.Tensor, band: Band) -> torch.Tensor:

@@ -82,5 +82,5 @@ def score_cost(model: ModelConfig, layer: int, length: int) -> float:
 
 
 def keeps_scores(model: ModelConfig) -> bool:
-    """True if backward reads attention weights that dropout left: of unfused attention, or beside a bias or mask."""
-    return model.attention_dropout > 0.0 and (model.attention_backend in ("unfused", "local") or not model.is_causal)
+    """True if attention keeps its weights for backward: causal attention that is unfused and has dropout."""
+    return model.is_causal and model.attention_dropout > 0.0 and model.attention_backend in ("unfused", "local")
