@@ -111,6 +111,7 @@ ALIASES: dict[str, Alias] = {
         "parallel.context_parallel_size", also=(Alias("parallel.cp_comm_type", "a2a", yields=True),)
     ),
     "enable-zbh1-pipeline": Alias("parallel.pipeline_schedule", "zb-h1"),
+    "use-tp-pp-dp-mapping": Alias("parallel.rank_order", "tp-cp-ep-pp-dp"),
     "num-key-value-heads": Alias("model.num_query_groups"),
     "rotary-position-embeddings-theta": Alias("model.rotary_base"),
     "cpu-optimizer": Alias("optimizer.optimizer_cpu_offload", True),
@@ -282,6 +283,15 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "encoder-tensor-model-parallel-size": WithoutEffect(_SHARED_RANKS, 1, ("0",), _NO_ENCODER_RANKS),
     "override-opt-param-scheduler": WithoutEffect(_SCHEDULE),
     "override-lr-scheduler": WithoutEffect(_SCHEDULE),
+    "head-lr-mult": WithoutEffect(
+        "Megatron-LM multiplies with it only the rate of a head for image classes, and the models here have none", 1
+    ),
+    "rerun-mode": WithoutEffect(
+        "no step is computed again to find its fault; training.max_skipped_steps limits steps that are not finite",
+        1,
+        ("disabled", "validate_results"),
+        "results of repeated steps are not compared; leave the flag out",
+    ),
     "ckpt-format": WithoutEffect("there is a single checkpoint format, which every parallel layout can load", 1),
     "use-dist-ckpt": WithoutEffect("there is a single checkpoint format, which every parallel layout can load"),
     **{name: WithoutEffect(*meaning) for name, meaning in (ignored_flags() | fork_ignored()).items()},

@@ -1,9 +1,9 @@
 """ParallelMesh: coordinates of the ranks on the axes, and their process groups.
 
 Rank order: tp fastest, then cp, dp, pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that communicate most
-share a node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. Experts are divided over groups of ep neighbours
-within dp x cp; the (dp x cp) / ep ranks of the other direction hold copies of the same experts. The mesh is arithmetic
-only; ``build_process_groups`` communicates.
+share a node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. On request pp comes before dp. Experts are divided
+over groups of ep neighbours within dp x cp; the (dp x cp) / ep ranks of the other direction hold copies of the same
+experts. The mesh is arithmetic only; ``build_process_groups`` communicates.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class ParallelMesh:
             rank.
         tied_table: True if the rank with the LM head has the word table too, as its own table or for multi-token
             prediction, so that the two ranks that hold it keep it equal.
+        pp_before_dp: True if pipelines are on neighbouring ranks, and dp is the slowest axis.
     """
 
     tp: int
@@ -52,6 +53,7 @@ class ParallelMesh:
     kv_copies: int = 1
     loss_pp_rank: int = -1
     tied_table: bool = True
+    pp_before_dp: bool = False
 
     @classmethod
     def build(cls, config: TrainConfig, rank: int, world_size: int) -> Self:
@@ -71,6 +73,7 @@ class ParallelMesh:
             kv_copies=copies_of_groups(config.model.query_groups, parallel.tensor_model_parallel_size),
             loss_pp_rank=pipeline_placement(config).last_rank - parallel.pipeline_model_parallel_size,
             tied_table=not config.model.untie_embeddings_and_output_weights or config.model.mtp_num_layers > 0,
+            pp_before_dp=parallel.rank_order == "tp-cp-ep-pp-dp",
             rank=rank,
         )
 
@@ -92,12 +95,20 @@ class ParallelMesh:
     @property
     def dp_rank(self) -> int:
         """Coordinate on the data-parallel axis: the number of the replica."""
-        return self.rank // (self.tp * self.cp) % self.dp
+        return self.rank // self._dp_step % self.dp
 
     @property
     def pp_rank(self) -> int:
         """Coordinate on the pipeline axis."""
-        return self.rank // (self.tp * self.cp * self.dp)
+        return self.rank // self._pp_step % self.pp
+
+    @property
+    def _dp_step(self) -> int:
+        return self.tp * self.cp * (self.pp if self.pp_before_dp else 1)
+
+    @property
+    def _pp_step(self) -> int:
+        return self.tp * self.cp * (1 if self.pp_before_dp else self.dp)
 
     @property
     def data_size(self) -> int:
@@ -180,13 +191,13 @@ class ParallelMesh:
         return self._data_ranks(range(self.ep_rank, self.data_size, self.ep))
 
     def _data_ranks(self, places: range) -> tuple[int, ...]:
-        return tuple(self.rank + self.tp * (place - self.data_rank) for place in places)
+        first = self.rank - self.tp * self.cp_rank - self._dp_step * self.dp_rank
+        return tuple(first + self.tp * (place % self.cp) + self._dp_step * (place // self.cp) for place in places)
 
     @property
     def pp_ranks(self) -> tuple[int, ...]:
         """Ranks of this rank's pipeline, first stage first."""
-        step = self.tp * self.cp * self.dp
-        return tuple(self.rank + step * (place - self.pp_rank) for place in range(self.pp))
+        return tuple(self.rank + self._pp_step * (place - self.pp_rank) for place in range(self.pp))
 
     @property
     def embedding_ranks(self) -> tuple[int, ...]:

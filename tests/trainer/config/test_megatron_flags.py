@@ -121,6 +121,16 @@ def test_published_mixture_of_experts_becomes_a_config():
     check_world_size(config, 2)
 
 
+def test_flags_of_functional_tests_are_read():
+    flags = ["--use-tp-pp-dp-mapping", "--rerun-mode", "disabled", "--head-lr-mult", "1.0", "--num-experts", "8", "8"]
+    line = parse_command_line(flags)
+    assert line.values == {"parallel.rank_order": "tp-cp-ep-pp-dp", "model.num_experts": "8"}
+    assert [note.split(" is without effect")[0] for note in line.notes] == [
+        "--rerun-mode disabled",
+        "--head-lr-mult 1.0",
+    ]
+
+
 def test_llama3_rope_has_the_given_factor():
     """Megatron-LM's other numbers are constants; its factor was ignored in releases."""
     expected = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -238,6 +248,7 @@ def test_flags_override_the_file(tmp_path):
         (["--num-distributed-optimizer-instances", "2"], "use 1"),
         (["--nproc_per_node", "8"], "torchrun"),
         (["--lr"], "takes one value, not 0"),
+        (["--rerun-mode", "report_stats"], "results of repeated steps are not compared"),
         (["--num-experts"], "takes one value, not 0"),
         (["--num-experts", "4", "8"], "'4 8' is not valid: all layers with experts have equally many; give one"),
         (["--moe-router-load-balancing-type", "aux_loss", "seq_aux_loss"], "a router has one way to balance"),

@@ -18,7 +18,12 @@ SIZES = [
     {"tp": 4, "pp": 1, "dp": 2, "kv_copies": 2},
     {"tp": 2, "pp": 2, "dp": 2, "cp": 2, "ep": 4},
     {"tp": 1, "pp": 2, "dp": 3, "cp": 4, "ep": 6},
+    {"tp": 2, "pp": 3, "dp": 3, "cp": 2, "ep": 6, "pp_before_dp": True},
+    {"tp": 1, "pp": 2, "dp": 4, "cp": 2, "ep": 4, "pp_before_dp": True},
 ]
+
+
+PP = "pipeline_model_parallel_size"
 
 
 def config(tp=1, pp=1, model=None, **training):
@@ -83,6 +88,18 @@ def test_rank_order_is_tp_then_cp_then_dp_then_pp():
     assert ParallelMesh(tp=2, pp=2, dp=3, rank=0).describe(5) == "rank 5 (pp 0, dp 2, tp 1)"
 
 
+def test_pipelines_may_be_on_neighbouring_ranks():
+    mesh = ParallelMesh(tp=2, pp=2, dp=2, cp=2, ep=4, rank=13, pp_before_dp=True)
+    assert (mesh.tp_rank, mesh.cp_rank, mesh.dp_rank, mesh.pp_rank) == (1, 0, 1, 1)
+    assert mesh.tp_ranks == (12, 13)
+    assert mesh.cp_ranks == (13, 15)
+    assert mesh.pp_ranks == mesh.embedding_ranks == (9, 13)
+    assert mesh.dp_cp_ranks == mesh.ep_ranks == (5, 7, 13, 15)
+    assert mesh.expert_dp_ranks == (13,)
+    built = build_config({**config(pp=2).model_dump(), "parallel": {PP: 2, "rank_order": "tp-cp-ep-pp-dp"}})
+    assert ParallelMesh.build(built, 1, 4) == ParallelMesh(tp=1, pp=2, dp=2, rank=1, pp_before_dp=True)
+
+
 def test_a_pipeline_may_compute_the_loss_where_it_begins():
     mesh = ParallelMesh(tp=1, pp=4, dp=1, rank=0, loss_pp_rank=-4)
     assert [mesh.at(rank).computes_loss for rank in range(4)] == [True, False, False, False]
@@ -128,6 +145,7 @@ def members_and_sums(rank, _world_size, sizes):
         {"tp": 2, "pp": 1, "dp": 2},
         {"tp": 1, "pp": 1, "dp": 2},
         {"tp": 1, "pp": 1, "dp": 2, "cp": 2, "ep": 2},
+        {"tp": 1, "pp": 2, "dp": 2, "pp_before_dp": True},
         {"tp": 4, "pp": 1, "dp": 1, "kv_copies": 2},
         {"tp": 1, "pp": 1, "dp": 1},
     ],

@@ -232,6 +232,7 @@ class Case:
     documents: bool = False
     micro_batches: int = 4
     precision: str = "fp32"
+    order: str = "tp-cp-ep-dp-pp"
     steps: str = "sgd"
     """Of OPTIMIZERS."""
     layers: int = 3
@@ -297,6 +298,7 @@ class Case:
                     "context_parallel_size": self.cp,
                     "expert_model_parallel_size": self.ep,
                     "cp_comm_type": self.cp_comm,
+                    "rank_order": self.order,
                     "sequence_parallel": self.sp,
                     "pipeline_schedule": self.schedule,
                     "num_virtual_stages_per_pipeline_rank": 2 if self.schedule == "interleaved" else None,
@@ -336,8 +338,7 @@ class Case:
 
     def batch(self, iteration: int) -> list[MicroBatch]:
         """The micro-batches of one global batch, those of all replicas."""
-        generator = torch.Generator().manual_seed(77 + iteration)
-        count = self.micro_batches * self.dp
+        generator, count = torch.Generator().manual_seed(77 + iteration), self.micro_batches * self.dp
         batch = []
         for index in range(count):
             window = torch.randint(0, VOCAB_SIZE, (MICRO_BATCH_SIZE, SEQ_LENGTH + 1), generator=generator)

@@ -55,6 +55,19 @@ def test_every_layout_balances_the_load_alike(ranks, serials, model, layout):
     assert not problems(case, found), str(found)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(tp=2, pp=2, dp=2, sp=True, zero=1, order="tp-cp-ep-pp-dp"),
+        Case("mixtral", pp=2, cp=2, dp=2, ep=4, zero=3, order="tp-cp-ep-pp-dp"),
+    ],
+    ids=str,
+)
+def test_the_order_of_the_ranks_changes_no_result(ranks, serials, case):
+    found = compare(ranks, serials, case)
+    assert not problems(case, found), str(found)
+
+
 @pytest.mark.parametrize("case", SIXTEEN_BIT, ids=str)
 def test_16_bit_training_stays_within_its_bounds(ranks, serials, case):
     found = compare(ranks, serials, case)

@@ -22,6 +22,9 @@ class ParallelConfig(Section):
     """Ranks that share the experts of a layer (ep)."""
     expert_tensor_parallel_size: PositiveInt | None = None
     """Must equal tensor_model_parallel_size, which is also the default."""
+    rank_order: Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"] = "tp-cp-ep-dp-pp"
+    """Axes from neighbouring ranks to distant ones. With pp before dp a pipeline is on neighbouring ranks, and messages
+    of gradients cross nodes. Results are the same, and checkpoints can be loaded with either order."""
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence. No effect when tp is 1."""
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] | None = None

@@ -73,8 +73,7 @@ def step_time(
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     shards = tp if parallel.sequence_parallel else 1
     sent = tokens_per_rank(config) * config.model.hidden_size * element_bytes(config) / shards
-    per_stage = world_size // placement.pp
-    latency = links.seconds(sent, 2 * per_stage) if placement.pp > 1 else 0.0
+    latency = links.seconds(sent, 2 * _pp_step(config, world_size)) if placement.pp > 1 else 0.0
     times = timeline(schedule, duration, latency=latency)
     copies = config.data_parallel_size(world_size) * cp
     own = max(rank_parameters(config, vocab_size, rank).total for rank in range(placement.pp))
@@ -82,11 +81,27 @@ def step_time(
     if copies > 1:
         moved = (4 + (element_bytes(config) if parallel.zero_stage else 4)) * own * (copies - 1) / copies
         hidden = durations[-1][ActionKind.BACKWARD] if parallel.overlap_grad_reduce else 0.0
-        exposed = max(0.0, links.seconds(moved, tp * copies) - hidden)
+        exposed = max(0.0, links.seconds(moved, _copies_span(config, world_size)) - hidden)
         if parallel.zero_stage == 3:
             exposed += _gathers(config, own * (copies - 1) / copies, durations, schedule.num_micro_batches, links)
     updated = own / (copies if parallel.zero_stage else 1)
     return StepTime(times, exposed, 34 * updated / (device.bandwidth * MEMORY_SHARE))
+
+
+def _pp_step(config: TrainConfig, world_size: int) -> int:
+    """Ranks from one stage of a pipeline to the next."""
+    parallel = config.parallel
+    if parallel.rank_order == "tp-cp-ep-pp-dp":
+        return parallel.tensor_model_parallel_size * parallel.context_parallel_size
+    return world_size // parallel.pipeline_model_parallel_size
+
+
+def _copies_span(config: TrainConfig, world_size: int) -> int:
+    """Neighbouring ranks among which are those with the same dense parameters."""
+    parallel = config.parallel
+    if parallel.rank_order == "tp-cp-ep-pp-dp" and config.data_parallel_size(world_size) > 1:
+        return world_size
+    return world_size // parallel.pipeline_model_parallel_size
 
 
 def _gathers(
@@ -148,8 +163,16 @@ def layer_seconds(config: TrainConfig, layer: int, links: Links) -> tuple[float,
         message += links.seconds(2 * tokens * model.query_groups * model.head_dim / tp * size * (cp - 1), tp * cp) / 2
     ep = config.parallel.expert_model_parallel_size
     if ep > 1 and model.is_moe_layer(layer):
-        message += 2 * links.seconds(tokens * model.moe_router_topk * model.hidden_size * size / tp, tp * cp * ep)
+        message += 2 * links.seconds(tokens * model.moe_router_topk * model.hidden_size * size / tp, _ep_span(config))
     return forward + scored + message, backward + _ATTENTION_BACKWARD * scored + message
+
+
+def _ep_span(config: TrainConfig) -> int:
+    parallel = config.parallel
+    cp, ep = parallel.context_parallel_size, parallel.expert_model_parallel_size
+    between = parallel.rank_order == "tp-cp-ep-pp-dp" and ep > cp
+    stages = parallel.pipeline_model_parallel_size if between else 1
+    return parallel.tensor_model_parallel_size * cp * ep * stages
 
 
 def _head_seconds(config: TrainConfig, vocab_size: int, device: Device) -> float:
