@@ -138,6 +138,7 @@ def build_model(
         device=device,
         kernels=kernels or Kernels(),
         draws=not is_frozen,
+        init_method=config.model.init_method,
     )
     axes = ParallelAxes.build(config, mesh, groups)
     placement = pipeline_placement(config)

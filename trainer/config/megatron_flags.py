@@ -111,6 +111,7 @@ ALIASES: dict[str, Alias] = {
         "parallel.context_parallel_size", also=(Alias("parallel.cp_comm_type", "a2a", yields=True),)
     ),
     "enable-zbh1-pipeline": Alias("parallel.pipeline_schedule", "zb-h1"),
+    "init-method-xavier-uniform": Alias("model.init_method", "xavier_uniform"),
     "use-tp-pp-dp-mapping": Alias("parallel.rank_order", "tp-cp-ep-pp-dp"),
     "num-key-value-heads": Alias("model.num_query_groups"),
     "rotary-position-embeddings-theta": Alias("model.rotary_base"),

@@ -21,7 +21,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (
         "weights of every layout start alike from --init-method-std; leave the flag out",
         """
-        embedding-init-method-std init-method-xavier-uniform init-model-with-meta-device no-initialization
+        init-model-with-meta-device no-initialization
         """,
     ),
     (

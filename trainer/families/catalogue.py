@@ -291,6 +291,8 @@ _TRAINING_ONLY = frozenset(
         "attention_dropout",
         "hidden_dropout",
         "init_method_std",
+        "init_method",
+        "embedding_init_method_std",
         "make_vocab_size_divisible_by",
         "vocab_size",
         "max_position_embeddings",

@@ -185,11 +185,13 @@ def _vocab_table(model: ModelConfig, name: str, vocab_size: int, builder: Parame
     known = builder.parameters.get(f"{name}.weight")
     if known is not None:
         return known
+    is_embedding = name == "embedding.word"
     return builder.under(name).weight(
         "weight",
         (model.padded_vocab_size(vocab_size, builder.mesh.tp), model.word_embedding_size),
-        std=model.init_method_std,
+        std=model.embedding_std if is_embedding else model.init_method_std,
+        is_normal=is_embedding and model.embedding_init_method_std is not None,
         tp_dim=0,
-        tied_over_stages=name == "embedding.word" and len(builder.mesh.embedding_ranks) > 1,
+        tied_over_stages=is_embedding and len(builder.mesh.embedding_ranks) > 1,
         valid_rows=vocab_size,
     )

@@ -64,14 +64,19 @@ class GPTEmbedding(nn.Module):
             self.position = builder.under("position").weight(
                 "weight",
                 (self._first_position + config.max_position_embeddings, hidden),
-                std=model.init_method_std,
+                std=model.embedding_std,
+                is_normal=model.embedding_init_method_std is not None,
                 on_sequence_shard=True,
             )
         self.token_type: nn.Parameter | None = None
         if model.token_types:
             shape = (model.token_types, hidden)
             self.token_type = builder.under("token_type").weight(
-                "weight", shape, std=model.init_method_std, on_sequence_shard=True
+                "weight",
+                shape,
+                std=model.embedding_std,
+                is_normal=model.embedding_init_method_std is not None,
+                on_sequence_shard=True,
             )
         self.norm = Norm.of(model, builder.under("norm")) if model.has_embedding_norm else None
 

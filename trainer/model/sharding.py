@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -201,6 +201,8 @@ class ParameterBuilder:
     """Ops that the built layers use."""
     draws: bool = True
     """Off: matrices are undefined instead of random, for weights that are loaded at once."""
+    init_method: Literal["normal", "xavier_uniform"] = "normal"
+    """Distribution of matrices."""
     prefix: str = ""
     layouts: dict[str, ParameterLayout] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
@@ -217,6 +219,7 @@ class ParameterBuilder:
         shape: tuple[int, ...],
         *,
         std: float,
+        is_normal: bool = False,
         tp_dim: int | None = None,
         on_sequence_shard: bool = False,
         partial_over_tp: bool = False,
@@ -224,12 +227,13 @@ class ParameterBuilder:
         valid_rows: int | None = None,
         packed_heads: PackedHeads | None = None,
     ) -> nn.Parameter:
-        """A matrix, normally distributed around 0; rows from ``valid_rows`` on are zeros.
+        """A matrix, distributed around 0 by ``init_method``; rows from ``valid_rows`` on are zeros.
 
         Args:
             name: last component of the global name.
             shape: of the global tensor.
-            std: standard deviation of the initial values.
+            std: standard deviation of the initial values, if they are normally distributed.
+            is_normal: they are, whatever ``init_method`` says.
             tp_dim: dim divided over tp.
             on_sequence_shard: a replicated parameter of an op on activations divided along the sequence.
             partial_over_tp: a replicated parameter whose gradient is complete only after a sum over tp.
@@ -251,8 +255,19 @@ class ParameterBuilder:
             return self._add(layout, self._undefined(layout))
         generator = seeded_generator("cpu", "initial", self.seed, layout.name)
         # Only the vocabulary rows are drawn: the amount of padding of a layout must not change their values.
-        drawn = torch.empty((valid_rows or shape[0], *shape[1:])).normal_(0.0, std, generator=generator)
+        drawn = self._drawn((valid_rows or shape[0], *shape[1:]), std, generator, is_normal=is_normal)
         return self._add(layout, layout.shard(drawn, self.mesh))
+
+    def _drawn(
+        self, shape: tuple[int, ...], std: float, generator: torch.Generator, *, is_normal: bool = False
+    ) -> torch.Tensor:
+        drawn = torch.empty(shape)
+        if is_normal or self.init_method == "normal":
+            return drawn.normal_(0.0, std, generator=generator)
+        # Glorot and Bengio 2010, equation 16. The rows are those of the whole matrix: packed parts, such as gates and
+        # ups, are one matrix, as in Megatron-LM; tp divides no bound.
+        bound = math.sqrt(6 / (math.prod(shape[:-1]) + shape[-1]))
+        return drawn.uniform_(-bound, bound, generator=generator)
 
     def experts(self, name: str, shape: tuple[int, ...], *, std: float, tp_dim: int | None = None) -> nn.Parameter:
         """The matrices of all experts of a layer, [experts, ...].
@@ -264,7 +279,7 @@ class ParameterBuilder:
         Args:
             name: last component of the global name.
             shape: of the global tensor; dim 0 counts the experts.
-            std: standard deviation of the initial values.
+            std: as in ``weight``.
             tp_dim: dim of ``shape`` divided over tp.
         """
         layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
@@ -275,7 +290,7 @@ class ParameterBuilder:
         parts = []
         for expert in range(self.mesh.ep_rank * count, (self.mesh.ep_rank + 1) * count):
             generator = seeded_generator("cpu", "initial", self.seed, layout.name, expert)
-            parts.append(one.shard(torch.empty(shape[1:]).normal_(0.0, std, generator=generator), self.mesh))
+            parts.append(one.shard(self._drawn(shape[1:], std, generator), self.mesh))
         return self._add(layout, torch.stack(parts))
 
     def vector(

@@ -24,7 +24,14 @@ READ = frozenset(
         *("swiglu", "openai_gelu", "squared_relu", "activation_func", "gated_linear_unit", "activation_clamp"),
         *("activation_alpha", "disable_bias_linear", "untie_embeddings_and_output_weights", "softmax_scale"),
         *("attn_logit_softcapping", "final_logit_softcapping", "attention_dropout", "hidden_dropout"),
-        *("init_method_std", "vocab_size", "make_vocab_size_divisible_by", *OWN["model"]),
+        *(
+            "init_method_std",
+            "init_method",
+            "embedding_init_method_std",
+            "vocab_size",
+            "make_vocab_size_divisible_by",
+            *OWN["model"],
+        ),
     ]
 )
 """Keys of section ``model`` that architecture t5 reads."""

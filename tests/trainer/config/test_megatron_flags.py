@@ -123,8 +123,14 @@ def test_published_mixture_of_experts_becomes_a_config():
 
 def test_flags_of_functional_tests_are_read():
     flags = ["--use-tp-pp-dp-mapping", "--rerun-mode", "disabled", "--head-lr-mult", "1.0", "--num-experts", "8", "8"]
+    flags += ["--init-method-xavier-uniform", "--embedding-init-method-std", "0.1"]
     line = parse_command_line(flags)
-    assert line.values == {"parallel.rank_order": "tp-cp-ep-pp-dp", "model.num_experts": "8"}
+    assert line.values == {
+        "parallel.rank_order": "tp-cp-ep-pp-dp",
+        "model.num_experts": "8",
+        "model.init_method": "xavier_uniform",
+        "model.embedding_init_method_std": "0.1",
+    }
     assert [note.split(" is without effect")[0] for note in line.notes] == [
         "--rerun-mode disabled",
         "--head-lr-mult 1.0",

@@ -89,7 +89,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "blend-sample-in-corpus shuffle-sample-in-corpus",
     ),
     (
-        _ARGONNE + "embeddings are drawn with --init-method-std as all weights; leave the flag out",
+        _ARGONNE + "use --embedding-init-method-std for tables with a deviation of their own",
         "adjust-word-embedding-init word-embedding-init-std",
     ),
     (_ARGONNE + _NO_SKIPPING, "train-iters-to-skip train-range-to-skip"),

@@ -155,6 +155,11 @@ class ModelConfig(Section):
     init_method_std: PositiveFloat = 0.02
     """Standard deviation of new weights; that of the last product of each sublayer is divided by sqrt(2 x
     num_layers)."""
+    init_method: Literal["normal", "xavier_uniform"] = "normal"
+    """Distribution of new weights. xavier_uniform: uniform up to sqrt(6 / (rows + columns)) of each weight, without
+    init_method_std (Glorot and Bengio 2010)."""
+    embedding_init_method_std: PositiveFloat | None = None
+    """Standard deviation of new word, position and token type tables. Unset: they are drawn as other weights."""
     vocab_size: int | None = Field(None, gt=0, lt=2**31)
     """Unset: the tokenizer's vocabulary size from the data's manifest. With NullTokenizer: the number of token ids; the
     model then has one more token, which ends documents."""
@@ -274,6 +279,11 @@ class ModelConfig(Section):
     def word_embedding_size(self) -> int:
         """Width of the word table, with the default filled in."""
         return self.embedding_size or self.hidden_size
+
+    @property
+    def embedding_std(self) -> float:
+        """Standard deviation of new embedding tables, with the default filled in."""
+        return self.embedding_init_method_std or self.init_method_std
 
     @property
     def is_causal(self) -> bool:

@@ -44,19 +44,19 @@ class EncoderDecoder(Stage):
         super().__init__(builder.dtype, model.hidden_size, axes)
         rows = (model.padded_vocab_size(vocab_size, builder.mesh.tp), model.hidden_size)
 
-        def table(name: str) -> nn.Parameter:
+        def table(name: str, std: float, *, is_normal: bool = False) -> nn.Parameter:
             return builder.under(name).weight(
-                "weight", rows, std=model.init_method_std, tp_dim=0, valid_rows=vocab_size
+                "weight", rows, std=std, is_normal=is_normal, tp_dim=0, valid_rows=vocab_size
             )
 
-        word = table("embedding.word")
+        word = table("embedding.word", model.embedding_std, is_normal=model.embedding_init_method_std is not None)
         layers = range(model.num_layers)
         self.encoder = Stack(config, word, layers, builder.under("encoder"), axes, is_decoder=False)
         layers = range(model.num_layers, model.num_layers + model.num_decoder_layers)
         self.decoder = Stack(config, word, layers, builder.under("decoder"), axes, is_decoder=True)
         is_tied = not model.untie_embeddings_and_output_weights
         self._output_scale = model.hidden_size**-0.5 if is_tied else 1.0
-        output = word if is_tied else table("head")
+        output = word if is_tied else table("head", model.init_method_std)
         self.head = GPTHead(model, output, vocab_size, builder.under("head"), axes.tp)
 
     def forward(

@@ -1,0 +1,78 @@
+"""New weights follow their distribution, and are the same in every layout."""
+
+import math
+
+import pytest
+import torch
+
+from tests.trainer.parity.encoder_models import ENCODER_DECODERS
+from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.parallel_model import build_model
+from trainer.planning.build_config import build_config
+
+MODEL = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "ffn_hidden_size": 96,
+    "swiglu": True,
+    "num_experts": 4,
+    "moe_layer_freq": [0, 1],
+    "untie_embeddings_and_output_weights": True,
+    "make_vocab_size_divisible_by": 8,
+}
+VOCAB_SIZE = 1000
+EMBEDDINGS = ("embedding.word.weight", "embedding.position.weight")
+T5 = {**next(iter(ENCODER_DECODERS.values())), "num_layers": 2, "hidden_size": 64}
+
+
+def weights_of(model, tp=1, rank=0):
+    config = build_config(
+        {
+            "model": model,
+            "parallel": {"tensor_model_parallel_size": tp},
+            "training": {"train_iters": 1, "seq_length": 128},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
+    mesh = ParallelMesh.build(config, rank, tp)
+    built = build_model(config, VOCAB_SIZE, mesh, ProcessGroups(), torch.device("cpu"))
+    return built.layouts, built.parameters, mesh
+
+
+def matrices(model):
+    layouts, parameters, _ = weights_of(model)
+    return {name: value.detach() for name, value in parameters.items() if layouts[name].is_matrix}
+
+
+def test_xavier_bounds_every_matrix_by_its_rows_and_columns():
+    found = matrices({**MODEL, "init_method": "xavier_uniform"})
+    assert set(EMBEDDINGS) < set(found)
+    for name, weight in found.items():
+        each = weight if "experts" in name else weight[None]
+        rows = VOCAB_SIZE if "word" in name or name == "head.weight" else math.prod(each.shape[1:-1])
+        bound = math.sqrt(6 / (rows + each.shape[-1]))
+        assert 0.97 * bound < each.abs().max() <= bound, name
+        assert each.std() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
+
+
+@pytest.mark.parametrize("method", ["normal", "xavier_uniform"])
+@pytest.mark.parametrize("shape", [MODEL, T5], ids=["decoder", "t5"])
+def test_embeddings_may_have_a_deviation_of_their_own(shape, method):
+    plain, own = (
+        matrices({**shape, "init_method": method, **changes}) for changes in ({}, {"embedding_init_method_std": 0.5})
+    )
+    changed = {name for name in plain if not torch.equal(plain[name], own[name])}
+    assert changed == set(EMBEDDINGS) & set(plain) if shape is MODEL else "embedding.word.weight" in changed
+    for name in changed:
+        assert own[name].std() == pytest.approx(0.5, rel=0.1), name
+        assert own[name].abs().max() > 1.0
+
+
+@pytest.mark.parametrize("keys", [{"init_method": "xavier_uniform"}, {"embedding_init_method_std": 0.5}], ids=str)
+def test_every_layout_has_the_same_weights(keys):
+    _, whole, _ = weights_of({**MODEL, **keys})
+    for rank in range(2):
+        layouts, parts, mesh = weights_of({**MODEL, **keys}, tp=2, rank=rank)
+        for name, part in parts.items():
+            assert torch.equal(part, layouts[name].shard(whole[name].detach(), mesh)), name
