@@ -37,9 +37,15 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "the global batch size is constant; use --global-batch-size",
+        "a batch only grows evenly; use --rampup-batch-size START INCREMENT SAMPLES with --global-batch-size",
         """
-        decrease-batch-size-if-needed step-batch-size-schedule
+        step-batch-size-schedule
+        """,
+    ),
+    (
+        "no batch is made smaller for the number of replicas; use a --global-batch-size that they divide",
+        """
+        decrease-batch-size-if-needed
         """,
     ),
     (
