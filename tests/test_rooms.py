@@ -116,8 +116,8 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "mtp": {"block", "context", "embedding", "head", "norm", "sharding", "tensor_parallel"},
         "stage": {"cache", "context"},
         "encoder_decoder": {
-            *("attention", "cache", "context", "dropout", "head", "mlp", "norm", "recompute", "sharding", "stage"),
-            "tensor_parallel",
+            *("attention", "cache", "context", "dropout", "head", "mlp", "norm", "recompute", "rotary"),
+            *("sharding", "stage", "tensor_parallel"),
         },
         "decoder": {
             *("block", "cache", "context", "embedding", "head", "linear_bias", "mtp", "norm", "recompute", "rotary"),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from llmctl.scripts.flag_meaning import FlagMeaning
 
-_T5_AS_PUBLISHED = {"model.position_embedding_type": "relative", "model.disable_bias_linear": True}
+_TIED_HEAD = {"model.add_head_bias": True, "model.scale_decoder_output": False}
+_T5 = {
+    "model.position_embedding_type": "learned_absolute",
+    "model.normalization": "LayerNorm",
+    "model.disable_bias_linear": False,
+    "model.stack_output_dropout": False,
+}
 _EXTRA_IDS, _T5_EXTRA_IDS = "data.vocab_extra_ids", 100
 _WORDPIECE = "BertWordPieceLowerCase"
 
@@ -13,8 +19,9 @@ def put_program(architecture: str, program: str, line: int, flags: FlagMeaning) 
     """Set what the training program decides, where no flag does.
 
     pretrain_bert.py and pretrain_t5.py of Megatron-LM take a vocabulary of words as BertWordPieceLowerCase.
-    pretrain_t5.py asks for its sentinels, ``--vocab-extra-ids 100``, if they are left out. Its T5 has a learned table
-    of positions and biases; the trainer's is T5 as published.
+    pretrain_t5.py asks for its sentinels, ``--vocab-extra-ids 100``, if they are left out. Its T5 (T5Model of
+    megatron/core/models/T5) has a learned table of positions, LayerNorm and biases unless flags say otherwise, and a
+    bias of the output layer with tied embeddings; neither the decoder's output nor dropout is as in T5 as published.
 
     Args:
         architecture: that the program trains.
@@ -29,16 +36,12 @@ def put_program(architecture: str, program: str, line: int, flags: FlagMeaning) 
     if "data.vocab_file" in flags.values:
         defaults["data.tokenizer_type"] = (_WORDPIECE, f"default of {origin}")
     if architecture == "t5":
-        as_published = f"of T5 as published; Megatron-LM's default is not available in {origin}"
-        defaults |= {key: (value, as_published) for key, value in _T5_AS_PUBLISHED.items()}
+        is_tied = not flags.values.get("model.untie_embeddings_and_output_weights", False)
+        of_program = _T5 | (_TIED_HEAD if is_tied else {})
+        defaults |= {key: (value, f"of Megatron-LM's T5 in {origin}") for key, value in of_program.items()}
     _put(defaults, flags)
     if architecture == "t5":
         _put_sentinels(origin, line, program, flags)
-        reason = (
-            "the model has the relative positions of T5 as published and no biases; Megatron-LM's has a learned table "
-            "of positions, and biases"
-        )
-        flags.remarks.append((line, program, reason))
 
 
 def _put(defaults: dict[str, tuple[object, str]], flags: FlagMeaning) -> None:

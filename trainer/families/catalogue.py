@@ -290,6 +290,7 @@ _TRAINING_ONLY = frozenset(
         "attention_backend",
         "attention_dropout",
         "hidden_dropout",
+        "stack_output_dropout",
         "init_method_std",
         "init_method",
         "embedding_init_method_std",
@@ -329,6 +330,7 @@ def _essence(model: ModelConfig) -> dict[str, Any]:
         "moe_router_score_function": model.router_score_function,
         "moe_router_pre_softmax": model.router_pre_softmax,
         "decoder_num_layers": model.num_decoder_layers,
+        "scale_decoder_output": model.scales_decoder_output,
         "latent_norm_epsilon": (model.latent_norm_epsilon or model.norm_epsilon)
         if model.multi_latent_attention
         else None,

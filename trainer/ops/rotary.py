@@ -93,7 +93,7 @@ def _rope(kernels: _Kernels) -> Rope:
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Rotate heads [S, B, A, D], all channels, in new memory; for parts of heads that are not packed.
+    """Rotate the first channels of heads [S, B, A, D], in new memory; for heads that are not packed.
 
     ``cos`` and ``sin`` as in the operation.
     """

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 OWN = {
-    "model": ("decoder_num_layers", "relative_attention_num_buckets", "relative_attention_max_distance"),
+    "model": (
+        *("decoder_num_layers", "relative_attention_num_buckets", "relative_attention_max_distance"),
+        *("scale_decoder_output", "stack_output_dropout"),
+    ),
     "training": ("decoder_seq_length",),
 }
 """Keys, by section, that no other architecture reads."""
@@ -23,6 +26,7 @@ READ = frozenset(
         *("max_position_embeddings", "position_embedding_type", "normalization", "norm_epsilon", "apply_layernorm_1p"),
         *("swiglu", "openai_gelu", "squared_relu", "activation_func", "gated_linear_unit", "activation_clamp"),
         *("activation_alpha", "disable_bias_linear", "untie_embeddings_and_output_weights", "softmax_scale"),
+        *("add_head_bias", "rotary_base", "rotary_percent", "rotary_interleaved"),
         *("attn_logit_softcapping", "final_logit_softcapping", "attention_dropout", "hidden_dropout"),
         *(
             "init_method_std",
@@ -173,16 +177,33 @@ def check_encoder_decoder(config: TrainConfig) -> None:
 
 def _check_model(config: TrainConfig) -> None:
     model = config.model
-    if model.position_embedding_type != "relative":
+    if model.position_embedding_type not in ("relative", "learned_absolute", "rope"):
         raise ConfigError(
             "model.position_embedding_type",
-            f"{model.position_embedding_type} is not available for model.architecture t5; use relative",
+            f"{model.position_embedding_type} is not available for model.architecture t5; use relative, "
+            "learned_absolute or rope",
         )
-    if not model.disable_bias_linear:
-        raise ConfigError("model.disable_bias_linear", "must be true for model.architecture t5, which has no biases")
     for key in type(model).model_fields:
         if key not in READ and is_changed("model", key, config):
             raise ConfigError(f"model.{key}", "has no meaning for model.architecture t5; leave it out")
+    _check_positions(config)
+
+
+def _check_positions(config: TrainConfig) -> None:
+    model, length = config.model, config.training.decoder_seq_length
+    if model.position_embedding_type != "relative":
+        for key in ("relative_attention_num_buckets", "relative_attention_max_distance"):
+            if is_changed("model", key, config):
+                raise ConfigError(
+                    f"model.{key}", "needs position_embedding_type relative; set that, or leave this key out"
+                )
+        if length > config.max_position_embeddings:
+            raise ConfigError(
+                "training.decoder_seq_length",
+                f"{length} is above model.max_position_embeddings {config.max_position_embeddings}; lower it, or raise "
+                "max_position_embeddings",
+            )
+        return
     buckets, farthest = model.relative_attention_num_buckets, model.relative_attention_max_distance
     if buckets < 4 or buckets % 2:
         raise ConfigError("model.relative_attention_num_buckets", f"{buckets} is not an even number from 4 on; use 32")

@@ -89,6 +89,7 @@ RELATIONS = (
         (
             *("model.architecture", "model.decoder_num_layers"),
             *("model.relative_attention_*", "training.decoder_seq_length"),
+            *("model.scale_decoder_output", "model.stack_output_dropout"),
         ),
     ),
     Relation(

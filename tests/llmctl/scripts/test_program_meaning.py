@@ -10,11 +10,13 @@ import pytest
 from tests.llmctl.scripts.test_import_script import FLAGS, read
 
 DATA = FLAGS.replace("--mock-data", "--data-path d") + " --micro-batch-size 1"
+T5_DATA = f"{DATA} --decoder-seq-length 32"
 
 
 def found(program: str, flags: str, folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Section data, and the remarks."""
-    imported = read(f"torchrun {program}.py {DATA} {flags}", folder)
+    given = T5_DATA if program == "pretrain_t5" else DATA
+    imported = read(f"torchrun {program}.py {given} {flags}", folder)
     return dict(imported.sections["data"]), imported.remarks
 
 
@@ -37,7 +39,45 @@ def test_the_tokenizer_that_megatron_takes(
     assert any("has 100 sentinels" in remark for remark in remarks) is (extra_ids == 100)
 
 
-def test_another_t5_than_megatrons_is_told(tmp_path: Path) -> None:
-    _, remarks = found("pretrain_t5", "--vocab-file v.txt --vocab-extra-ids 100", tmp_path)
-    assert len(remarks) == 1 and remarks[0].startswith("line 1: pretrain_t5.py: the model has the relative positions")
-    assert found("pretrain_bert", "--vocab-file v.txt", tmp_path)[1] == ()
+# megatron/training/arguments.py: position_embedding_type learned_absolute, normalization LayerNorm, add_bias_linear
+# True; T5LMHead has a bias with tied embeddings only.
+T5 = {
+    "architecture": "t5",
+    "position_embedding_type": "learned_absolute",
+    "normalization": "LayerNorm",
+    "disable_bias_linear": False,
+    "stack_output_dropout": False,
+    "add_head_bias": True,
+    "scale_decoder_output": False,
+}
+RELATIVE = {
+    "position_embedding_type": "relative",
+    "relative_attention_num_buckets": 16,
+    "relative_attention_max_distance": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ("", {}),
+        (
+            "--position-embedding-type relative --relative-attention-num-buckets 16 "
+            "--relative-attention-max-distance 64",
+            RELATIVE,
+        ),
+        ("--use-rotary-position-embeddings", {"position_embedding_type": "rope"}),
+        (
+            "--normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights",
+            {"normalization": "RMSNorm", "disable_bias_linear": True, "untie_embeddings_and_output_weights": True}
+            | dict.fromkeys(("add_head_bias", "scale_decoder_output")),
+        ),
+    ],
+    ids=["defaults", "relative", "rope", "untied"],
+)
+def test_the_t5_that_megatron_trains(flags: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    given = f"{T5_DATA} --vocab-file v.txt --vocab-extra-ids 100 {flags}"
+    imported = read(f"torchrun pretrain_t5.py {given}", tmp_path)
+    model = imported.sections["model"]
+    assert {key: model.get(key) for key in T5 | changes} == T5 | changes
+    assert imported.remarks == ()

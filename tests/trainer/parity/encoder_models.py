@@ -39,6 +39,18 @@ _T5 = {
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
 }
+_MEGATRON_T5 = {
+    "architecture": "t5",
+    "num_layers": 2,
+    "decoder_num_layers": 3,
+    "num_attention_heads": 8,
+    "ffn_hidden_size": 48,
+    "add_head_bias": True,
+    "scale_decoder_output": False,
+    "stack_output_dropout": False,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+}
 # test_encoder_decoder.py has their layouts.
 ENCODER_DECODERS: Mapping[str, Mapping[str, Any]] = {
     "t5": _T5,
@@ -48,6 +60,16 @@ ENCODER_DECODERS: Mapping[str, Mapping[str, Any]] = {
         "untie_embeddings_and_output_weights": False,
         "activation_func": "relu",
         "gated_linear_unit": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    # Megatron-LM's: a table of learned positions for both stacks, biases, and an output bias on the tied table.
+    "megatron-t5": _MEGATRON_T5,
+    # Rotated queries and keys; no dropout, so that the decoder's attention to itself is torch's causal one.
+    "t5-rope": {
+        **_MEGATRON_T5,
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     },

@@ -22,6 +22,19 @@ CASES = [
     Case("t5-tied", tp=2, dp=2, micro_batches=2, overlap=False, recompute="core"),
     Case("t5", tp=2, sp=True, micro_batches=2, precision="bf16"),
 ]
+# Models that no family describes.
+MEGATRON_CASES = [
+    Case("megatron-t5", tp=2, micro_batches=2),
+    Case("megatron-t5", tp=4, sp=True, micro_batches=2, recompute="block"),
+    Case("megatron-t5", tp=2, dp=2, zero=1, micro_batches=2, recompute="modules"),
+    Case("t5-rope", tp=2, sp=True, dp=2, micro_batches=2, recompute="uniform"),
+]
+
+
+@pytest.mark.parametrize("case", MEGATRON_CASES, ids=str)
+def test_megatrons_models_equal_the_serial_run(ranks, serials, case) -> None:
+    found = compare(ranks, serials, case)
+    assert not problems(case, found), str(found)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -191,9 +191,17 @@ def test_counts_are_those_of_the_built_model(changes):
     assert counts.active_layers == sum(block.parameters(one.model, layer, active=True) for layer in range(3))
 
 
-@pytest.mark.parametrize("changes", [{}, {"decoder_num_layers": 2, "swiglu": True, "normalization": "RMSNorm"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"decoder_num_layers": 2, "swiglu": True, "normalization": "RMSNorm"},
+        {"position_embedding_type": "learned_absolute", "disable_bias_linear": False, "add_head_bias": True},
+        {"position_embedding_type": "rope", "normalization": "RMSNorm"},
+    ],
+)
 def test_counts_of_encoder_and_decoder_are_those_of_the_built_model(changes):
-    one = config({**SMALL, **T5, **changes}, seq_length=32)
+    one = config({**SMALL, **T5, **changes}, seq_length=128)
     model = build_model(one, 50, ParallelMesh(tp=1, pp=1, dp=1, rank=0), ProcessGroups(), torch.device("cpu"))
     assert count_parameters(one, 50).total == sum(parameter.numel() for parameter in model.parameters.values())
 

@@ -108,7 +108,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        _BIGSCIENCE + "8-bit moments are not available, and the embedding has no norm; leave the flag out",
+        _BIGSCIENCE + "8-bit moments are not available; leave the flag out, and use --embed-layernorm for its norm",
         "use-bnb-optimizer",
     ),
     (

@@ -147,6 +147,11 @@ class ModelConfig(Section):
     """With position_embedding_type relative: number of learned biases per head."""
     relative_attention_max_distance: PositiveInt = 128
     """With position_embedding_type relative: distance from which all tokens share the last bias."""
+    scale_decoder_output: bool = True
+    """With architecture t5 and tied embeddings: divide the decoder's output by the square root of hidden_size, as in
+    the first T5. Off: Megatron-LM's T5."""
+    stack_output_dropout: bool = True
+    """With architecture t5: hidden_dropout also after the last norm of encoder and decoder. Off: Megatron-LM's T5."""
     attention_dropout: float = Field(0.1, ge=0.0, lt=1.0)
     """Probability that an attention weight is dropped. On GPUs whose fused kernels draw the masks, the masks differ
     between parallel layouts; elsewhere each layout has the same."""
@@ -274,6 +279,11 @@ class ModelConfig(Section):
     def num_decoder_layers(self) -> int:
         """Layers of the decoder of an encoder-decoder model, with the default filled in."""
         return self.decoder_num_layers or self.num_layers
+
+    @property
+    def scales_decoder_output(self) -> bool:
+        """True if the decoder's output is divided by the square root of hidden_size."""
+        return self.is_encoder_decoder and self.scale_decoder_output and not self.untie_embeddings_and_output_weights
 
     @property
     def word_embedding_size(self) -> int:

@@ -21,6 +21,7 @@ from trainer.model.recompute import recompute
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import enter_parallel_region
 from trainer.model.tensor_parallel.linear import ColumnParallelLinear
+from trainer.ops.rotary import rotate
 
 
 class Attention(nn.Module):
@@ -32,19 +33,23 @@ class Attention(nn.Module):
         self._core = core
         self._recompute_core = recompute_core
         self._head_dim = model.head_dim
+        self._is_interleaved = model.rotary_interleaved
         hidden, width = model.hidden_size, model.num_attention_heads * model.head_dim
         # Initial scores are as large as with the usual scale, 1 / sqrt(D): T5 has that factor in its initial queries.
         query_std = model.init_method_std / (core.settings.scale * math.sqrt(model.head_dim))
         self._tp = core.axes.tp
-        self.query = ColumnParallelLinear(
-            builder.under("query").weight("weight", (width, hidden), std=query_std, tp_dim=0), None, self._tp
-        )
-        self.key_value = ColumnParallelLinear(
-            builder.under("key_value").weight("weight", (2, width, hidden), std=model.init_method_std, tp_dim=1),
-            None,
-            self._tp,
+        self.query = self._product(builder.under("query"), (width,), hidden, query_std, has_bias=model.has_qkv_bias)
+        self.key_value = self._product(
+            builder.under("key_value"), (2, width), hidden, model.init_method_std, has_bias=model.has_qkv_bias
         )
         self.projection = build_projection(model, width, builder.under("projection"), self._tp)
+
+    def _product(
+        self, builder: ParameterBuilder, outer: tuple[int, ...], hidden: int, std: float, *, has_bias: bool
+    ) -> ColumnParallelLinear:
+        dim = len(outer) - 1
+        bias = builder.vector("bias", outer, value=0.0, tp_dim=dim, on_sequence_shard=False) if has_bias else None
+        return ColumnParallelLinear(builder.weight("weight", (*outer, hidden), std=std, tp_dim=dim), bias, self._tp)
 
     def forward(
         self,
@@ -59,20 +64,24 @@ class Attention(nn.Module):
 
         Args:
             hidden: [Q(/t), B, H].
-            forward_pass: randomness.
+            forward_pass: randomness, and the rotation of queries and keys of the own stack.
             source: [K, B, H], the output of enter_parallel_region that keys and values come from; None: ``hidden``.
             bias: see trainer.model.attention.core_attention.attend.
             key_mask: see there.
         """
+        # Distances between the tokens of two stacks have no meaning.
+        rotary = forward_pass.rotary if source is None else None
         if source is None:
             # One collective for both products.
             hidden = source = enter_parallel_region(hidden, self._tp)
             query = self.query(hidden, True)
         else:
             query = self.query(hidden)
-        query = query.unflatten(-1, (-1, self._head_dim)).permute(1, 2, 0, 3)  # [B, A/t, Q, D]
-        key_value = self.key_value(source, True).unflatten(-1, (2, -1, self._head_dim))
-        key, value = key_value.permute(2, 1, 3, 0, 4)  # [B, A/t, K, D] each
+        query = query.unflatten(-1, (-1, self._head_dim))  # [Q, B, A/t, D]
+        key, value = self.key_value(source, True).unflatten(-1, (2, -1, self._head_dim)).unbind(2)  # [K, B, A/t, D]
+        if rotary is not None:
+            query, key = (rotate(each, rotary.cos, rotary.sin, self._is_interleaved) for each in (query, key))
+        query, key, value = (each.permute(1, 2, 0, 3) for each in (query, key, value))  # [B, A/t, Q or K, D]
         core = partial(self._attend, forward_pass, key_mask)
         seen = (query, key, value) if bias is None else (query, key, value, bias)
         context = recompute(core, *seen) if self._recompute_core else core(*seen)

@@ -91,7 +91,7 @@ class Layer(nn.Module):
         self,
         stream: Residual,
         forward_pass: ForwardPass,
-        bias: torch.Tensor,
+        bias: torch.Tensor | None,
         source: Source | None = None,
         needs_values: bool = True,
     ) -> Residual:
@@ -99,14 +99,14 @@ class Layer(nn.Module):
 
         Args:
             stream: the residual stream.
-            forward_pass: randomness.
-            bias: [A/t, S, S] or [B, A/t, S, S], added to the scores of the attention to the own stack.
+            forward_pass: randomness; for the attention to the own stack also rotation and padding.
+            bias: [A/t, S, S] or [B, A/t, S, S], added to the scores of the attention to the own stack; None: no bias.
             source: the encoder's output, for a layer of the decoder.
             needs_values: see trainer.model.recompute.Recomputable.
         """
         normed, hidden = _normed(self.attention_norm, stream)
         with self._forget_norm(self.attention_norm, hidden, normed):
-            attended = self.attention(normed, forward_pass, bias=bias)
+            attended = self.attention(normed, forward_pass, bias=bias, key_mask=forward_pass.key_mask)
         stream = self._added(hidden, attended, forward_pass, "attention_output")
         if self.cross_attention is not None:
             assert self.cross_attention_norm is not None and source is not None

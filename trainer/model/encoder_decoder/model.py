@@ -3,7 +3,8 @@
 Legend: E encoder and D decoder sequence, B micro-batch, H hidden, V padded vocabulary; ``/t`` = divided over tp.
 With RMSNorm, gated gelu_tanh, no biases, scale 1 and an output table of its own the model is T5 v1.1. With ReLU and the
 word table as output table it is the first T5, whose decoder output is scaled by 1 / sqrt(H) (Raffel et al. 2020,
-arXiv:1910.10683, section 2.1).
+arXiv:1910.10683, section 2.1). With LayerNorm, biases, a table of learned positions for both stacks, and the word table
+and a bias as output layer it is Megatron-LM's T5 (megatron/core/models/T5).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from trainer.config.train_config import TrainConfig
 from trainer.distributed.random_streams import MicroBatchRandomness
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.model.encoder_decoder.layer import Source
-from trainer.model.encoder_decoder.stack import Stack
+from trainer.model.encoder_decoder.stack import Stack, Tables
 from trainer.model.head import GPTHead
+from trainer.model.rotary import RotaryTable
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.stage import Stage
 from trainer.model.tensor_parallel.collectives import enter_parallel_region
@@ -49,13 +51,25 @@ class EncoderDecoder(Stage):
                 "weight", rows, std=std, is_normal=is_normal, tp_dim=0, valid_rows=vocab_size
             )
 
-        word = table("embedding.word", model.embedding_std, is_normal=model.embedding_init_method_std is not None)
+        is_normal = model.embedding_init_method_std is not None
+        word = table("embedding.word", model.embedding_std, is_normal=is_normal)
+        position: nn.Parameter | None = None
+        if model.position_embedding_type == "learned_absolute":
+            position = builder.under("embedding.position").weight(
+                "weight",
+                (config.max_position_embeddings, model.hidden_size),
+                std=model.embedding_std,
+                is_normal=is_normal,
+                on_sequence_shard=True,
+            )
+        tables = Tables(word, position)
+        self._rotary = RotaryTable.of(model, config.max_position_embeddings, builder.dtype, builder.device)
         layers = range(model.num_layers)
-        self.encoder = Stack(config, word, layers, builder.under("encoder"), axes, is_decoder=False)
+        self.encoder = Stack(config, tables, layers, builder.under("encoder"), axes, is_decoder=False)
         layers = range(model.num_layers, model.num_layers + model.num_decoder_layers)
-        self.decoder = Stack(config, word, layers, builder.under("decoder"), axes, is_decoder=True)
+        self.decoder = Stack(config, tables, layers, builder.under("decoder"), axes, is_decoder=True)
         is_tied = not model.untie_embeddings_and_output_weights
-        self._output_scale = model.hidden_size**-0.5 if is_tied else 1.0
+        self._output_scale = model.hidden_size**-0.5 if model.scales_decoder_output else 1.0
         output = word if is_tied else table("head", model.init_method_std)
         self.head = GPTHead(model, output, vocab_size, builder.under("head"), axes.tp)
 
@@ -76,12 +90,12 @@ class EncoderDecoder(Stage):
         assert cache is None, "text is continued by decoders only"
         assert hidden is None and micro_batch.encoder_tokens is not None and micro_batch.encoder_mask is not None
         del aux_loss_scale
-        forward_pass = ForwardPass(randomness=randomness)
-        mask = micro_batch.encoder_mask
-        encoded = self.encoder(micro_batch.encoder_tokens.t(), forward_pass, mask)  # [E(/t), B, H]
+        mask, tokens = micro_batch.encoder_mask, micro_batch.encoder_tokens.t()
+        encoded = self.encoder(tokens, self._pass_over(tokens, randomness), mask)  # [E(/t), B, H]
         # One collective for the keys and values of all layers.
         source = Source(enter_parallel_region(encoded, self._axes.tp), mask)
-        decoded = self.decoder(micro_batch.tokens.t(), forward_pass, source=source)  # [D(/t), B, H]
+        tokens = micro_batch.tokens.t()
+        decoded = self.decoder(tokens, self._pass_over(tokens, randomness), source=source)  # [D(/t), B, H]
         if self._output_scale != 1.0:
             decoded = decoded * self._output_scale
         if not compute_loss:
@@ -89,3 +103,7 @@ class EncoderDecoder(Stage):
             return logits[..., : self.head.num_valid]
         loss: torch.Tensor = self.head(decoded, micro_batch)
         return loss
+
+    def _pass_over(self, tokens: torch.Tensor, randomness: MicroBatchRandomness | None) -> ForwardPass:
+        rotary = None if self._rotary is None else self._rotary.first(len(tokens))
+        return ForwardPass(rotary, randomness=randomness)

@@ -21,8 +21,10 @@ def layer_parameters(model: ModelConfig) -> int:
 
 
 def end_parameters(model: ModelConfig) -> int:
-    """Parameters of each stack's final norm and table of position biases."""
-    return 2 * (norm.parameters(model) + model.relative_attention_num_buckets * model.num_attention_heads)
+    """Parameters of each stack's final norm and, with relative positions, table of position biases."""
+    is_relative = model.position_embedding_type == "relative"
+    biases = model.relative_attention_num_buckets * model.num_attention_heads if is_relative else 0
+    return 2 * (norm.parameters(model) + biases)
 
 
 def encoder_layer(model: ModelConfig) -> int:
@@ -42,7 +44,7 @@ def sample_flops(config: TrainConfig) -> int:
     """
     model, encoder, decoder = config.model, config.training.seq_length, config.training.decoder_seq_length
     width = model.num_attention_heads * model.head_dim
-    keys_and_values = 2 * model.hidden_size * width
+    keys_and_values = 2 * width * (model.hidden_size + model.has_qkv_bias)
     per_layer = encoder * keys_and_values + decoder * (decoder_layer(model) - keys_and_values)
     products = model.num_layers * encoder * encoder_layer(model) + model.num_decoder_layers * per_layer
     pairs = model.num_layers * encoder**2 + model.num_decoder_layers * decoder * (decoder + encoder)
