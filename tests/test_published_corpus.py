@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_corpus import __main__ as command
-from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, config_outcome, outcome_of
+from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, config_outcome, outcome_of, tried
+from benchmarks.published_corpus.small_config import small_config
 from benchmarks.published_corpus.table import kind_of
 from benchmarks.published_corpus.texts import commits_of, model_configs_of, scripts_of
+from benchmarks.published_corpus.trials import TRAINS, Trials
+from llmctl.scripts.import_script import import_script
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 FLAGS = (
@@ -17,9 +20,9 @@ FLAGS = (
     " --train-iters 10 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 100"
 )
 ASKS = f"""#!/bin/bash
-# bash train.sh SAVE
+# bash train.sh START
 PROGRAM=pretrain_gpt.py
-torchrun --nproc_per_node 1 $PROGRAM {FLAGS} --save $1 --lr-warmup-iters $WARMUP
+torchrun --nproc_per_node 1 $PROGRAM {FLAGS} --load $1 --lr-warmup-iters $WARMUP
 """
 CONFIG = """ENV_VARS:
   NCCL_ALGO: Ring
@@ -79,10 +82,23 @@ def test_flags_of_a_functional_test_are_a_training_line(corpus: Path) -> None:
     assert config_outcome(model_configs_of(corpus)[0], NOW).kind == IMPORTED
 
 
+def test_an_imported_config_is_trained_at_a_small_size(corpus: Path, tmp_path: Path) -> None:
+    script = corpus / "owner+one/main/plain.sh"
+    data = "--data-path 1 /elsewhere/text --vocab-file v.json --merge-file m.txt --split 949,50,1 --load /start"
+    script.write_text(script.read_text().replace("--mock-data --tokenizer-type NullTokenizer --vocab-size 100", data))
+    sections = import_script(script, "plain.sh", {}, NOW).sections
+    config = small_config(sections, tmp_path)
+    assert config["data"]["data_path"][1].startswith(str(tmp_path)) and config["model"]["hidden_size"] == 64
+    trials = Trials(tmp_path)
+    assert tried(outcome_of(script, NOW), script, NOW, trials).trial == TRAINS
+    assert trials.outcome_of(sections) == TRAINS and trials.trained == 1
+    assert "no_such_module" in trials.outcome_of({**sections, "hooks": {"loss_function": "no_such_module:loss"}})
+
+
 def test_the_page_has_counts_and_no_text_of_a_script(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = corpus.parent / "page.md"
     monkeypatch.setattr(sys, "argv", ["published_corpus", str(corpus), "--to", str(page)])
     command.main()
     text = page.read_text()
-    assert "| owner/one | 3 | 1 | 0 | 1 | 1 | 0 | 0 |" in text
+    assert "| owner/one | 3 | 1 | 0 | 1 | 2 | 0 | 1 | 0 | 0 |" in text
     assert "- owner/one: main 0123456789" in text and "torchrun" not in text

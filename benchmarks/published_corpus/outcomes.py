@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ from types import FrameType
 import yaml
 
 from benchmarks.published_corpus.texts import Published
+from benchmarks.published_corpus.trials import Trials
 from llmctl.errors import UsageError
 from llmctl.scripts.import_script import import_script
 
@@ -34,6 +35,9 @@ _A_PATH = re.compile(
 
 
 _A_NUMBER = re.compile(r"hosts|nodes|num|size|per_|world", re.IGNORECASE)
+_A_LENGTH = re.compile(r"iter|step|decay|samples", re.IGNORECASE)
+_SEVERAL = re.compile(r"args|params|options|flags", re.IGNORECASE)
+_BACKEND = re.compile(r"backend", re.IGNORECASE)
 _PATH_FLAG = re.compile(r"--[\w-]*(path|dir|file|save|load|model): ")
 
 
@@ -45,32 +49,47 @@ class Outcome:
         kind: IMPORTED, REFUSED, CRASHED or SILENT (imported, but without a file that lies beside the script).
         reason: of a refusal or a crash, without file and line.
         given: the answers to the script's questions, with which its training can be tried.
+        rounds: number of calls that ended with questions.
+        message: the whole message of a refusal.
+        trial: trials.TRAINS, the reason why the ten steps were not made, or empty if they were not tried.
     """
 
     kind: str
     reason: str = ""
     given: tuple[tuple[str, str], ...] = ()
+    rounds: int = 0
+    message: str = ""
+    trial: str = ""
 
 
 def outcome_of(path: Path, now: datetime) -> Outcome:
     """Import a script and answer its questions; an answer that is refused is replaced by one of another kind."""
     given: dict[str, str] = {}
+    rounds = 0
     while True:
-        found = _import(path, given, now)
-        names = [name for name in _QUESTION.findall(found.reason) if name not in given]
-        choice = _CHOICE.search(found.reason)
+        found = replace(_import(path, given, now), rounds=rounds)
+        names = [name for name in _QUESTION.findall(found.message) if name not in given]
+        choice = _CHOICE.search(found.message)
         if choice is not None and choice[1] not in given:
             given[choice[1]] = choice[2]
+            rounds += 1
             continue
         if found.kind == REFUSED and names and len(given) + len(names) <= MOST_ANSWERS:
-            given.update({name: answers_to(name, found.reason)[0] for name in names})
+            given.update({name: answers_to(name, _question_of(name, found.message))[0] for name in names})
+            rounds += 1
             continue
         if found.kind == REFUSED and not names:
-            found = _with_other_answers(path, found, now) or found
+            found = replace(_with_other_answers(path, found, now) or found, rounds=rounds)
             if _QUESTION.search(found.reason) and len(found.given) < MOST_ANSWERS and dict(found.given) != given:
                 given = dict(found.given)
                 continue
         return found
+
+
+def _question_of(name: str, message: str) -> str:
+    """The line of a message that asks for a variable, from its flag on."""
+    line = next(line for line in message.splitlines() if f"--arg {name}=" in line)
+    return re.sub(r"^(script|also)?(, |: )?(line \d+)?(: )?", "", line)
 
 
 def _with_other_answers(path: Path, found: Outcome, now: datetime) -> Outcome | None:
@@ -96,7 +115,7 @@ def _import(path: Path, given: dict[str, str], now: datetime) -> Outcome:
         with _limit(_LIMIT_S):
             text = import_script(path, "script", given, now).text
     except UsageError as error:
-        return Outcome(REFUSED, reason_of(str(error)), answers)
+        return Outcome(REFUSED, reason_of(str(error)), answers, message=str(error))
     except Exception as error:
         return Outcome(CRASHED, f"{type(error).__name__}: {str(error)[:80]}", answers)
     if any((path.parent / name).is_file() for name in _SKIPPED_FILE.findall(text)):
@@ -109,7 +128,15 @@ def answers_to(name: str, question: str = "") -> tuple[str, ...]:
     named = _VALUES.search(question)
     if named is not None:
         return (named[1],)
-    path, number = f"/data/{name.lower()}", "1"
+    if _SEVERAL.search(name):  # Whole flags; the part of a flag that is asked for is one of them.
+        flag = re.match(r"--[\w-]+", question)
+        return (
+            f"{flag[0]} {answers_to(flag[0][2:], question)[0]}" if flag and flag[0] != question else "",
+            "--mock-data",
+        )
+    if _BACKEND.search(name):
+        return ("auto",)
+    path, number = f"/data/{name.lower()}", "100000" if _A_LENGTH.search(name) else "1"
     is_path = (_A_PATH.search(name) and not _A_NUMBER.search(name)) or _PATH_FLAG.match(question)
     return (path, number, "") if is_path else (number, path, "")
 
@@ -123,8 +150,16 @@ def reason_of(message: str) -> str:
     return re.sub(r"(/[\w.$-]+){2,}", "/PATH", text)
 
 
-def config_outcome(test: Published, now: datetime) -> Outcome:
-    """The outcome of a script with the program and the flags of a ``model_config.yaml``."""
+def tried(outcome: Outcome, path: Path, now: datetime, trials: Trials) -> Outcome:
+    """The outcome with the result of ten steps, if the script was imported."""
+    if outcome.kind != IMPORTED:
+        return outcome
+    found = import_script(path, "script", dict(outcome.given), now)
+    return replace(outcome, trial=trials.outcome_of(found.sections))
+
+
+def config_outcome(test: Published, now: datetime, trials: Trials | None = None) -> Outcome:
+    """The outcome of a script with the program and the flags of a ``model_config.yaml``, tried by ``trials``."""
     try:
         flags = yaml.safe_load(test.path.read_text(encoding="utf-8"))["MODEL_ARGS"]
     except yaml.YAMLError as error:
@@ -132,7 +167,8 @@ def config_outcome(test: Published, now: datetime) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.sh"
         script.write_text(f"torchrun {next(iter(test.programs))}.py {' '.join(words_of(flags))}\n", encoding="utf-8")
-        return outcome_of(script, now)
+        outcome = outcome_of(script, now)
+        return outcome if trials is None else tried(outcome, script, now, trials)
 
 
 def words_of(flags: dict[str, object]) -> list[str]:

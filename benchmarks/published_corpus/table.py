@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.published_corpus.outcomes import CRASHED, IMPORTED, REFUSED, SILENT, Outcome
 from benchmarks.published_corpus.texts import Published
+from benchmarks.published_corpus.trials import TRAINS
 
 _SHOWN = 160
 
@@ -30,6 +31,8 @@ COLUMNS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("as is", _imported_after(0, 0)),
     ("one answer", _imported_after(1, 1)),
     ("more answers", _imported_after(2, 99)),
+    ("asked once at most", lambda row: row.outcome.kind == IMPORTED and row.outcome.rounds <= 1),
+    ("train ten steps", lambda row: row.outcome.trial == TRAINS),
     ("refused", lambda row: row.outcome.kind == REFUSED),
     ("crashed", lambda row: row.outcome.kind == CRASHED),
     ("lost a file", lambda row: row.outcome.kind == SILENT),
@@ -66,13 +69,32 @@ def page_of(
     lines += [
         "Every distinct script that names `pretrain_gpt.py`, `pretrain_bert.py` or `pretrain_t5.py`. A question is"
     ]
-    lines += ["a variable that the script leaves open, answered by a program with a value of the kind of its name.", ""]
-    lines += [*_sources(known), "", "## Reasons", "", *_reasons(known), "", "## Scripts of other programs", ""]
+    lines += [
+        "a variable that the script leaves open, answered by a program with a value of the kind of its name; all of"
+    ]
+    lines += [
+        "a script's questions come at once (`asked once at most`). Ten steps are made on a CPU at a small size, with"
+    ]
+    lines += [
+        "the script's own kinds of layers, precision, optimizer, data, tokenizer and meaning of its checkpoints, after"
+    ]
+    lines += ["all checks of `llmctl submit`.", ""]
+    lines += [
+        *_sources(known),
+        "",
+        *_trials(known),
+        "## Reasons",
+        "",
+        *_reasons(known),
+        "",
+        "## Scripts of other programs",
+        "",
+    ]
     lines += [*_sources(other), "", *_reasons(other), "", "## Functional tests of Megatron-LM", ""]
     lines += ["The flags of every distinct `model_config.yaml` as a training line. Tests of inference and of other"]
     lines += ["programs stand in the last table.", ""]
     tests, rest = [row for row in configs if row.script.is_known], [row for row in configs if not row.script.is_known]
-    lines += [*_sources(tests), "", *_reasons(tests), "", *_sources(rest), "", "## Commits", ""]
+    lines += [*_sources(tests), "", *_trials(tests), *_reasons(tests), "", *_sources(rest), "", "## Commits", ""]
     lines += [f"- {source}: {', '.join(one[:-30] for one in found)}" for source, found in commits.items()]
     return lines
 
@@ -86,6 +108,13 @@ def _sources(rows: Sequence[Row]) -> list[str]:
     for source, ones in [*by_source.items(), ("all", list(rows))]:
         lines.append(f"| {source} | {' | '.join(str(sum(map(counts, ones))) for _, counts in COLUMNS)} |")
     return lines
+
+
+def _trials(rows: Sequence[Row]) -> list[str]:
+    """The reasons why imported scripts did not make their ten steps."""
+    counts = Counter(row.outcome.trial for row in rows if row.outcome.trial not in ("", TRAINS))
+    lines = [f"- {count} do not train: {_as_text(reason)}" for reason, count in counts.most_common()]
+    return [*lines, ""] if lines else []
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:

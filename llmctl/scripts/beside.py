@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmctl.scripts.errors import ScriptError
@@ -13,7 +13,8 @@ from llmctl.scripts.shell.values import Value
 
 _UNKNOWN, _SHOWN = "\0", 5
 _MAX_BYTES = 1_000_000
-_OF_THE_ENVIRONMENT = ("activate", "modules.sh", "conda.sh")
+OF_THE_ENVIRONMENT = ("activate", "modules.sh", "conda.sh")
+"""Endings of files that set an environment up, which the cluster's profile does here."""
 
 
 class FilesBeside:
@@ -23,6 +24,7 @@ class FilesBeside:
         """Look beside ``script``; ``texts`` are those of the files read so far."""
         self._folder = script.parent.resolve()
         self.texts: list[str] = []
+        self._read: list[Path] = []
 
     def text_of(self, name: Value) -> tuple[str, str] | None:
         """Name and text of a file that a script reads; None if the file is elsewhere or prepares the environment.
@@ -35,16 +37,21 @@ class FilesBeside:
         """
         pattern = "".join(chunk.text if chunk.missing is None else _UNKNOWN for chunk in name)
         for place in self._places(pattern):
-            if place.endswith(_OF_THE_ENVIRONMENT):
+            if place.endswith(OF_THE_ENVIRONMENT):
                 return None
             if _UNKNOWN in place:
                 self._ask(place, name)
                 continue
             found = (self._folder / place).resolve()
             if found.is_relative_to(self._folder) and found.is_file() and found.stat().st_size <= _MAX_BYTES:
+                self._read.append(found)
                 self.texts.append(found.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n"))
                 return place, self.texts[-1]
         return None
+
+    def _is_new(self, path: Path) -> bool:
+        """True for a file that the script has not read: one that reads it again would never end."""
+        return path.is_file() and path.resolve() not in self._read
 
     def _places(self, pattern: str) -> Iterator[str]:
         """Paths below the script's folder that a name can mean."""
@@ -60,10 +67,24 @@ class FilesBeside:
         parts = [glob.escape(part) for part in place.split(_UNKNOWN)]
         if missing is None or not missing.name or not any(re.search(r"\w", part) for part in parts):
             return
-        files = sorted(path.name for path in self._folder.glob("*".join(parts)) if path.is_file())
+        found = {*self._folder.glob("*".join(parts)), *self._folder.glob("**/*".join(parts))}
+        files = sorted(str(path.relative_to(self._folder)) for path in found if self._is_new(path))
         if files:
-            before, sign, after = posixpath.basename(place).partition(_UNKNOWN)
+            before, sign, after = place.partition(_UNKNOWN)
             if sign and place.count(_UNKNOWN) == 1:
                 files = [file[len(before) : len(file) - len(after)] for file in files]
+            else:
+                files = [posixpath.basename(file) for file in files]
             shown = ", ".join(files[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
             raise ScriptError(missing.line, f"{missing.problem}; by the files beside the script one of {shown}")
+
+
+def unread_files(skipped: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Line and name of the files that the script reads and that are elsewhere.
+
+    Args:
+        skipped: line and words of the shell's commands that have no meaning here.
+    """
+    words = [(line, text.split()) for line, text in skipped]
+    read = [(line, found[1]) for line, found in words if len(found) > 1 and found[0] in ("source", ".")]
+    return [(line, name) for line, name in read if not name.endswith(OF_THE_ENVIRONMENT)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmctl.errors import UsageError
-from llmctl.scripts.beside import FilesBeside
+from llmctl.scripts.beside import FilesBeside, unread_files
 from llmctl.scripts.config_text import render_config
 from llmctl.scripts.directives import JobWord, read_directives
 from llmctl.scripts.errors import ScriptError, all_problems
@@ -24,7 +24,7 @@ from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.outside import outside_value
 from llmctl.scripts.precision_meaning import divide_fp8, put_bf16
 from llmctl.scripts.program_meaning import put_program
-from llmctl.scripts.questions import ask, check_given, usage_of
+from llmctl.scripts.questions import TRAINING_LINE, ask, check_given, usage_of
 from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.started import Started
@@ -140,7 +140,7 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
         interpreter = Interpreter(world)
         try:
             interpreter.run(commands)
-            return _Script(interpreter, directives, *_training_line(interpreter, text))
+            return _Script(interpreter, directives, *_training_line(interpreter, text, given))
         finally:
             check_given(given, [text, *beside.texts], interpreter.used)
 
@@ -178,8 +178,8 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     return _written(path, launch, flags, job, state.skipped)
 
 
-def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine]:
-    """The only command of the script that trains."""
+def _training_line(interpreter: Interpreter, text: str, given: Mapping[str, str]) -> tuple[Run, LaunchLine]:
+    """The only command of the script that trains, or the one that the user chose."""
     shells = Started(interpreter)
     found: list[tuple[Run, LaunchLine]] = []
     other: LaunchLine | None = None
@@ -190,9 +190,9 @@ def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine
         elif launch is not None:
             other = launch
     if len(found) > 1:
-        first, second = found[0][1].line, found[1][1].line
-        where = f"here and in line {first}" if first != second else "here, in a loop"
-        raise ScriptError(second, f"a training program starts {where}; a config has one: leave one in the script")
+        found = [_chosen(found, given)]
+    elif TRAINING_LINE in given:
+        raise ScriptError(0, f"--arg {TRAINING_LINE}: the script has one training line or none; leave it out")
     if not found and other is not None:
         architecture_of(other.entry, other.line)
     if not found and interpreter.state.exits:
@@ -207,6 +207,26 @@ def _training_line(interpreter: Interpreter, text: str) -> tuple[Run, LaunchLine
     return found[0]
 
 
+def _chosen(found: Sequence[tuple[Run, LaunchLine]], given: Mapping[str, str]) -> tuple[Run, LaunchLine]:
+    """One of several training lines."""
+    lines = list(dict.fromkeys(launch.line for _, launch in found))
+    wanted = given.get(TRAINING_LINE)
+    chosen = [one for one in found if wanted in (None, str(one[1].line))]
+    if len(chosen) == 1:
+        return chosen[0]
+    if wanted is not None and not chosen:
+        known = " or ".join(map(str, lines))
+        raise ScriptError(0, f"--arg {TRAINING_LINE}: no training program starts in line {wanted}; use {known}")
+    line, loops = chosen[0][1].line, chosen[0][0].loops
+    if len({launch.line for _, launch in chosen}) == 1:
+        where = f"in a loop over {' and '.join(loops)}" if loops else "several times"
+        remedy = f"give one round with --arg {loops[-1]}=VALUE" if loops else "leave one in the script"
+        raise ScriptError(line, f"a training program starts here, {where}; a config has one: {remedy}")
+    others = ", ".join(f"line {number}" for number in lines if number != line)
+    choice = f"--arg {TRAINING_LINE}={line} trains this script's first"
+    raise ScriptError(line, f"a training program starts here and in {others}; a config has one: {choice}")
+
+
 def _written(
     path: Path, launch: LaunchLine, flags: FlagMeaning, job: JobMeaning, skipped: Sequence[tuple[int, str]]
 ) -> ImportedScript:
@@ -218,7 +238,9 @@ def _written(
     try:
         config = build_config(sections)
     except ConfigError as error:
-        raise all_problems([_blamed(each, origins, launch.line) for each in error.all]) from None
+        raise all_problems(
+            _unread(error, skipped) or [_blamed(each, origins, launch.line) for each in error.all]
+        ) from None
     prepared = [(line, words, "the cluster's profile sets the environment up") for line, words in skipped]
     programs = " ".join([*launch.programs, launch.entry.rpartition("/")[2]])
     text = render_config(
@@ -244,6 +266,18 @@ def _written(
         for line, words, reason in sorted([*flags.remarks, *job.remarks])
     )
     return ImportedScript(plain_sections, text, ignored, remarks)
+
+
+def _unread(error: ConfigError, skipped: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The files without which whole sections are missing, if the script reads any that are not here."""
+    absent = [each.key for each in error.all if "is required" in each.problem and "." not in each.key]
+    if not absent:
+        return []
+    what = f"the flags of {' and '.join(absent)} are missing, which this file may have"
+    return [
+        (line, f"reads {name}, which is not beside the script: {what}; put it there")
+        for line, name in unread_files(skipped)
+    ]
 
 
 def _blamed(error: ConfigError, origins: Mapping[str, str], launch_line: int) -> tuple[int, str]:

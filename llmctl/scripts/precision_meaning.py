@@ -11,6 +11,8 @@ from llmctl.scripts.flag_meaning import FlagMeaning
 GIVEN, INSTEAD = "fp8", "bf16"
 """``--arg fp8=bf16`` trains a script in bf16 that asks for fp8."""
 _REQUESTS = ("fp8-format", "fp8-hybrid", "fp8-e4m3")
+_OF_LAYERS = ("first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
+"""Flags of layers that fp8 leaves in bf16; others about fp8 have it in their names."""
 _BF16, _FP16 = "training.bf16", "training.fp16"
 
 
@@ -26,7 +28,13 @@ def divide_fp8(groups: Sequence[FlagGroup], given: Mapping[str, str]) -> tuple[l
             asking[0].line,
             f"--{asking[0].name}: fp8 training is not supported; --arg {GIVEN}={INSTEAD} trains this script in bf16",
         )
-    return [group for group in groups if group not in asking], asking
+    about = [group for group in groups if asking and (group in asking or _is_about_fp8(group))]
+    return [group for group in groups if group not in about], [*asking, *(one for one in about if one not in asking)]
+
+
+def _is_about_fp8(group: FlagGroup) -> bool:
+    name = group.name.replace("_", "-")
+    return "fp8" in name or name in _OF_LAYERS
 
 
 def put_bf16(asking: Sequence[FlagGroup], flags: FlagMeaning) -> None:

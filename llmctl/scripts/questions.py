@@ -13,6 +13,8 @@ _USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
 _NAME = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\+?=")
 _ARGUMENTS = re.compile(r"\$\{?[#!]?[1-9@*#]|\bshift\b|\bgetopts\b|\bBASH_ARGV\b")
 _SHOWN = 8
+TRAINING_LINE = "training_line"
+"""Name of the choice between several training lines, by --arg; no script has such a variable."""
 
 
 def usage_of(text: str) -> str:
@@ -51,7 +53,7 @@ def check_given(given: Mapping[str, str], texts: Sequence[str], used: Collection
         ScriptError: a name that stands nowhere in them; with the nearest name.
     """
     for name in given:
-        if name in used or any(_mentions(text, name) for text in texts):
+        if name == TRAINING_LINE or name in used or any(_mentions(text, name) for text in texts):
             continue
         if name.isdigit():
             raise ScriptError(0, f"--arg {name}: the script uses no arguments, not ${name} or $@; leave it out")

@@ -95,7 +95,8 @@ def parse_split(split: str) -> tuple[float, float, float]:
     Raises:
         ConfigError: ``split`` is not one to three non-negative numbers, separated by commas, with a sum above zero.
     """
-    parts = [part.strip() for part in split.split(",")]
+    # Megatron-LM too leaves out quotes that a script passes on.
+    parts = [part.strip(" '\"") for part in split.split(",")]
     weights = [float(part) if _NUMBER.fullmatch(part) else -1.0 for part in parts]
     weights += [0.0] * (3 - len(weights))
     # Add from left to right, as numpy does in Megatron-LM. Python's sum rounds differently since 3.12, and the last

@@ -93,7 +93,8 @@ class Interpreter:
                 else absent(unset(str(place), 0, is_open=world.arguments > 0))
                 for place in range(1, count + 1)
             ]
-        self._steps = self._depth = self._loops = 0
+        self._steps = self._depth = 0
+        self._loops: list[str] = []
         self.used: set[str] = set()
         self.shell = ShellCommands(self)
 
@@ -245,7 +246,8 @@ class Interpreter:
         environment = self.state.environment()
         for assignment in command.assignments:
             environment[assignment.name] = named_after(self.expansion.text(assignment.value), assignment.name)
-        self.state.runs.append(Run(command.line, tuple(words), environment, folder_of(self.state, line)))
+        loops = tuple(name for name in self._loops if name)
+        self.state.runs.append(Run(command.line, tuple(words), environment, folder_of(self.state, line), loops))
         return YES if name.rpartition("/")[2] in _HARMLESS else UNKNOWN
 
     def _chain(self, chain: Chain) -> Truth:
@@ -317,9 +319,9 @@ class Interpreter:
         return "" if self._loops and truth.cause.isdigit() else truth.cause
 
     def _loop(self, loop: While | For | ForArithmetic) -> Truth:
-        self._loops += 1
+        self._loops.append("" if isinstance(loop, While | ForArithmetic) else loop.name)
         result = self._repeat(loop)
-        self._loops -= 1
+        self._loops.pop()
         return result
 
     def _repeat(self, loop: While | For | ForArithmetic) -> Truth:
@@ -340,6 +342,8 @@ class Interpreter:
         """One item per round: True for a sure round; False if nobody knows the rounds."""
         if isinstance(loop, For):
             words = self.expansion.words(loop.words) if loop.words is not None else list(self.state.positional or ())
+            if loop.name in self.world.given:
+                words = [plain(self.world.given[loop.name], loop.line)]
             for word in words:
                 self.state.variables[loop.name] = word
                 yield missing_of(word) is None

@@ -43,7 +43,7 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
             r"line 1: --vocab-file: \$\(cat name\) is never executed; .*--arg S=VALUE",
         ),
         (f"horovodrun -np 2 python pretrain_gpt.py {FLAGS}", r"line 1: horovodrun is not a known launcher"),
-        (f"{TRAIN}\n\n{TRAIN}", r"line 3: a training program starts here and in line 1"),
+        (f"{TRAIN}\n\n{TRAIN}", r"line 1: a training program starts here and in line 3"),
         (f"for seed in 1 2; do\n{TRAIN} --seed $seed\ndone", r"line 2: a training program starts here, in a loop"),
         ("echo hello", r"^train.sh: starts no training program"),
         ("python tasks/main.py --task MNLI", r"line 1: tasks/main.py fine-tunes on a task"),

@@ -192,3 +192,44 @@ def test_a_flag_that_needs_another_is_left_out_as_in_megatron(tmp_path: Path) ->
     assert "--loss-scale (line 1): only the gradients of --fp16 are scaled" in found.text
     kept = read(tmp_path, f"{LAUNCH} --lr 1 --loss-scale 12 --fp16")
     assert kept.sections["training"]["loss_scale"] == 12
+
+
+TWICE = f"{LAUNCH} --lr 1 --save a\n{LAUNCH} --lr 2 --save a --load a"
+
+
+def test_a_user_chooses_between_training_lines(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"line 1: a training program starts here and in line 2; .*training_line=1 tr"):
+        read(tmp_path, TWICE)
+    assert read(tmp_path, TWICE, {"training_line": "1"}).sections["optimizer"]["lr"] == 1
+    assert read(tmp_path, TWICE, {"training_line": "2"}).sections["optimizer"]["lr"] == 2
+    with pytest.raises(UsageError, match="no training program starts in line 3; use 1 or 2"):
+        read(tmp_path, TWICE, {"training_line": "3"})
+    with pytest.raises(UsageError, match="--arg training_line: the script has one training line"):
+        read(tmp_path, f"{LAUNCH} --lr 1", {"training_line": "1"})
+
+
+def test_a_user_chooses_a_round_of_a_loop(tmp_path: Path) -> None:
+    text = f"for size in 1 2; do for LR in 3 4; do {LAUNCH} --lr $LR --seed $size; done; done"
+    with pytest.raises(UsageError, match="in a loop over size and LR; a config has one: give one round with --arg LR="):
+        read(tmp_path, text)
+    found = read(tmp_path, text, {"LR": "4", "size": "2"})
+    assert (found.sections["optimizer"]["lr"], found.sections["training"]["seed"]) == (4, 2)
+
+
+def test_a_file_without_which_the_model_is_unknown_is_named(tmp_path: Path) -> None:
+    text = "source /etc/modules.sh\nsource $DIR/params.sh\ntorchrun pretrain_gpt.py --lr 1 $PARAMS_X --mock-data"
+    with pytest.raises(
+        UsageError, match=r"line 2: reads /params.sh, which is not beside the script: the flags of model"
+    ):
+        read(tmp_path, text.replace("$PARAMS_X", ""))
+
+
+def test_bf16_instead_of_fp8_takes_all_flags_about_fp8(tmp_path: Path) -> None:
+    text = f"{LAUNCH} --lr 1 --fp8-recipe tensorwise --fp8-format hybrid --first-last-layers-bf16 --fp8-param-gather"
+    with pytest.raises(UsageError, match="--fp8-format: .* --arg fp8=bf16 trains this script in bf16"):
+        read(tmp_path, text)
+    found = read(tmp_path, text, {"fp8": "bf16"})
+    assert found.sections["training"]["bf16"] is True
+    assert "--fp8-recipe tensorwise (line 1): trained in bf16" in found.text
+    with pytest.raises(UsageError, match="--fp8-recipe: other low precisions"):
+        read(tmp_path, f"{LAUNCH} --lr 1 --fp8-recipe tensorwise")

@@ -68,6 +68,15 @@ def test_a_variable_in_the_name_is_asked_for_with_the_files_that_fit(folder: Pat
     assert "--swiglu" in words(folder, f"source params/${{PARAM}}.sh\n{TRAIN}", PARAM="small")
 
 
+def test_a_variable_may_name_a_file_in_a_folder_below(folder: Path) -> None:
+    (folder / "conf/small").mkdir(parents=True)
+    (folder / "conf/all.sh").write_text("source conf/$1.sh\n")
+    (folder / "conf/small/7b.sh").write_text(PARAMS)
+    with pytest.raises(UsageError, match=r"--arg 1=VALUE; by the files beside the script one of small/7b \("):
+        words(folder, f"source conf/all.sh\n{TRAIN}")
+    assert "--swiglu" in words(folder, f"source conf/all.sh\n{TRAIN}", **{"1": "small/7b"})
+
+
 def test_a_file_elsewhere_is_left_to_the_profile(folder: Path) -> None:
     (folder / "train.sh").write_text(f"source ../outside.sh\nsource ./venv/bin/activate\n. params/small.sh\n{TRAIN}")
     text = import_script(folder / "train.sh", "train.sh", {}, NOW).text

@@ -30,3 +30,7 @@ def test_the_split_is_that_of_training(split) -> None:
             assert ("has no document" in said) == (
                 not part and parse_split(split)[2] > 0 or not part and name == "valid"
             )
+
+
+def test_quotes_around_a_split_are_taken_off() -> None:
+    assert parse_split("'99,1,0'") == parse_split("99,1,0")

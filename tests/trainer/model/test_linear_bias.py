@@ -23,7 +23,7 @@ from trainer.pipeline.executor import forward_next
 CPU = torch.device("cpu")
 # Those of tests.trainer.model.test_attention, but in float32: the bias is a difference of larger products.
 LIMITS = {torch.float64: 1e-12, torch.float32: 8e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-# Width 12: the factor of the scores is no power of two, so that 16 bits round the slopes.
+# Width 12: the factor of the scores differs from powers of two, so that 16 bits round the slopes.
 HEADS, GROUPS, WIDTH = 6, 3, 12
 DOCUMENTS = ((0, 5, 64, 123), (0, 122, 123))
 
