@@ -229,11 +229,16 @@ def _nearest_words(model: ModelConfig) -> str:
 def nearest_family(model: ModelConfig) -> tuple[Family, list[Difference]] | None:
     """The family whose config.json differs from ``model`` in the fewest keys, and these keys.
 
+    A family of the same architecture, if there is one, is nearer than all others.
     None if one describes the model exactly, or if none can be written for it.
     """
     versions = ((family, _as_family(family, model)) for family in FAMILIES)
     found = [(family, differences(version, model)) for family, version in versions if version is not None]
-    family, different = min(found, key=lambda one: len(one[1]), default=(None, []))
+
+    def farness(one: tuple[Family, list[Difference]]) -> tuple[bool, int]:
+        return "architecture" in {key for key, _, _ in one[1]}, len(one[1])
+
+    family, different = min(found, key=farness, default=(None, []))
     return (family, different) if family is not None and different else None
 
 

@@ -93,6 +93,17 @@ def test_the_entry_point_decides_the_architecture() -> None:
     }
 
 
+def test_the_t5_script_becomes_megatrons_t5() -> None:
+    model = imported("t5_distributed").model
+    assert (model.position_embedding_type, model.normalization, model.max_position_embeddings) == (
+        "learned_absolute",
+        "LayerNorm",
+        512,
+    )
+    assert model.has_qkv_bias and model.has_head_bias and not model.scales_decoder_output
+    assert not model.stack_output_dropout
+
+
 def test_values_of_a_script_with_arguments_branches_and_a_here_document() -> None:
     config = imported("tanuki_phase1")
     assert config.checkpoint.save == "/data/model/checkpoint/gpt_1.3B_tok300B_z1_pp2"

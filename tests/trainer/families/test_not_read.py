@@ -1,4 +1,4 @@
-"""Models of types that are not read: refused by the part that is not computed, with what to do."""
+"""Models that are not read or written: refused by the part that is not computed or has no family."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainer.families.catalogue import read_model
+from trainer.config.sections.model import ModelConfig
+from trainer.families.catalogue import family_of_model, read_model
 from trainer.families.format.errors import FamilyError
 
 
@@ -57,3 +58,22 @@ def test_a_text_model_of_another_family_beside_images_is_refused() -> None:
     keys = {"model_type": "mistral3", "text_config": {"model_type": "llama"}}
     with pytest.raises(FamilyError, match=r"text_config is 'llama'; a model of mistral3 is read with mistral or minis"):
         read_model(keys, "config.json")
+
+
+@pytest.mark.parametrize("positions", ["learned_absolute", "rope"])
+def test_megatrons_t5_is_not_written(positions: Any) -> None:
+    model = ModelConfig(
+        architecture="t5",
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        position_embedding_type=positions,
+        add_head_bias=True,
+        scale_decoder_output=False,
+    )
+    sentence = (
+        "no published family has this model section, so that no program could read an export; the nearest is T5, "
+        rf"with model.position_embedding_type relative \(here {positions}\), "
+    )
+    with pytest.raises(FamilyError, match=sentence):
+        family_of_model(model)

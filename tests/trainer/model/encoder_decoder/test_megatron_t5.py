@@ -96,3 +96,16 @@ def test_parameters_are_those_of_megatrons_formula() -> None:
     shape = {"num_layers": 12, "decoder_num_layers": None, "hidden_size": hidden, "num_attention_heads": 12}
     model = config.model.model_copy(update={**shape, "max_position_embeddings": positions})
     assert count_parameters(config.model_copy(update={"model": model}), vocab).total == expected
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_dropout_of_the_stacks_outputs(is_dropped: bool) -> None:
+    changes = {"stack_output_dropout": is_dropped, "hidden_dropout": 0.5}
+    _, built = build({**DEFAULTS, "num_layers": 1, **changes}, seq_length=ENCODER, decoder_seq_length=DECODER)
+    outputs: list[torch.Tensor] = []
+    for stack in (built.chunks[0].encoder, built.chunks[0].decoder):
+        stack.register_forward_hook(lambda _, __, output: outputs.append(output))
+    built.chunks[0](None, sample(), StepRandomness(1, 0).micro_batch(0))
+    shares = [float((output == 0).double().mean()) for output in outputs]
+    # About 3,000 elements each: half of them, within five standard deviations.
+    assert shares == pytest.approx([0.5, 0.5] if is_dropped else [0.0, 0.0], abs=0.05)
