@@ -173,7 +173,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
     put_folder(launch.folder, flags)
     put_start(flags)
-    drop_idle(flags)
+    drop_idle(architecture, flags)
     job = job_meaning(script.directives, launch, script.run.environment)
     return _written(path, launch, flags, job, state.skipped)
 

@@ -211,9 +211,10 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "account-for-embedding-in-pipeline-split": WithoutEffect(_BALANCED),
     "account-for-loss-in-pipeline-split": WithoutEffect(_BALANCED),
     "use-megatron-fsdp": WithoutEffect("--data-parallel-sharding-strategy alone selects the sharding"),
-    "num-distributed-optimizer-instances": WithoutEffect(
-        "the optimizer state is sharded once, over dp x cp", 1, only=("1",)
+    "hierarchical-context-parallel-sizes": WithoutEffect(
+        "all ranks of a context share one ring; the result is the same", -1
     ),
+    "spec": WithoutEffect(_CORE, 1, only=("local",), otherwise="layers of your own are not supported; leave it out"),
     "grad-reduce-in-bf16": WithoutEffect(_FP32_STATE),
     "use-precision-aware-optimizer": WithoutEffect(_FP32_STATE),
     "main-grads-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
@@ -320,7 +321,6 @@ REFUSED: dict[str, str] = {
     "moe-layer-recompute": "use --recompute-granularity selective --recompute-modules moe instead",
     "moe-extended-tp": "use --expert-model-parallel-size; each expert is also sharded over the tensor-parallel ranks",
     "moe-use-upcycling": "a dense checkpoint cannot be given experts; start from a checkpoint that has experts",
-    "hierarchical-context-parallel-sizes": "context parallelism has a single level; use --cp-comm-type p2p or a2a",
     "standalone-embedding-stage": "use --pipeline-model-parallel-layout with only E in the first stage instead",
     "pipeline-model-parallel-split-rank": "encoder and decoder are on the same ranks; leave the flag out",
     "cpu-offloading": _OFFLOAD,
@@ -373,6 +373,8 @@ ONE_OF_SEVERAL = {
 """Flag that takes several values in Megatron-LM or Megatron-DeepSpeed, and here only equal ones -> the reason."""
 
 SPELLINGS: dict[str, Mapping[str, str]] = {
+    # Transformer Engine's two levels of one exchange; the result is the same.
+    "cp-comm-type": {"a2a+p2p": "p2p", "all_gather": "p2p"},
     "normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"},
     "tokenizer-type": {"PretrainedFromHF": "HuggingFaceTokenizer", "HFTokenizer": "HuggingFaceTokenizer"},
     "position-embedding-type": {"absolute": "learned_absolute", "rotary": "rope"},

@@ -127,7 +127,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         mup-embedding-mult mup-output-mult mup-width-mult no-dsa-indexer-rotate-activation
         no-dsa-indexer-scoring-relu no-use-layer-wise-param-layout onnx-safe
         outer-dp-sharding-strategy output-logit-dtype qk-clip qk-clip-alpha qk-clip-threshold
-        result-rejected-tracker-filename run-workload-inspector-server spec symmetric-ar-type
+        result-rejected-tracker-filename run-workload-inspector-server symmetric-ar-type
         tensor-parallel-num-weight-shards train-sync-interval use-kitchen-attention use-mup
         yaml-cfg
         """,
@@ -242,7 +242,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         "evaluation uses the training's batches; use --eval-interval, --eval-iters and --valid-data-path",
         """
         eval-global-batch-size eval-micro-batch-size full-validation multiple-validation-sets skip-train
-        start-eval-at-iter test-mode validation-set-names
+        start-eval-at-iter validation-set-names
         """,
     ),
     (

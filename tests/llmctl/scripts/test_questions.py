@@ -189,7 +189,7 @@ def test_a_flag_that_needs_another_is_left_out_as_in_megatron(tmp_path: Path) ->
     text = f"{LAUNCH} --lr 1 --loss-scale 12 --rope-scaling-factor 8 --bf16"
     found = read(tmp_path, text)
     assert "loss_scale" not in found.sections["training"] and "rope_scaling" not in found.sections["model"]
-    assert "--loss-scale (line 1): only the gradients of --fp16 are scaled" in found.text
+    assert "--loss-scale 12 (line 1): only the gradients of --fp16 are scaled" in found.text
     kept = read(tmp_path, f"{LAUNCH} --lr 1 --loss-scale 12 --fp16")
     assert kept.sections["training"]["loss_scale"] == 12
 
@@ -233,3 +233,20 @@ def test_bf16_instead_of_fp8_takes_all_flags_about_fp8(tmp_path: Path) -> None:
     assert "--fp8-recipe tensorwise (line 1): trained in bf16" in found.text
     with pytest.raises(UsageError, match="--fp8-recipe: other low precisions"):
         read(tmp_path, f"{LAUNCH} --lr 1 --fp8-recipe tensorwise")
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "kept"),
+    [
+        ("gpt", "--attention-backend flash --attention-dropout 0.0", "flash"),
+        ("gpt", "--attention-backend flash", None),
+        ("gpt", "--attention-backend unfused", "unfused"),
+        ("bert", "--attention-backend flash --attention-dropout 0", None),
+        ("t5", "--attention-backend unfused --decoder-seq-length 8", None),
+    ],
+)
+def test_kernels_that_do_not_fit_are_left_to_the_trainer(program: str, flags: str, kept: str, tmp_path: Path) -> None:
+    text = f"{LAUNCH} --lr 1 {flags}".replace("pretrain_gpt", f"pretrain_{program}")
+    found = read(tmp_path, text)
+    assert found.sections["model"].get("attention_backend") == kept
+    assert ("--attention-backend" in found.text.partition("without effect")[2]) == (kept is None)
