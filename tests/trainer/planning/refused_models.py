@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.trainer.planning.refused_bert import REFUSED_BERT
 from tests.trainer.planning.refused_hooks import REFUSED_HOOKS
+from trainer.config.sections.model import ModelConfig
 
 MOE = {"num_experts": 4}
 SINKHORN = {"moe_router_load_balancing_type": "sinkhorn"}
@@ -35,7 +36,7 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
             {"model": {**MOE, **SINKHORN, key: value}},
             f"model.{key}",
             "has no effect with moe_router_load_balancing_type sinkhorn",
-            {"model": {**MOE, **SINKHORN}},
+            {"model": {**MOE, **SINKHORN, key: ModelConfig.model_fields[key].default}},
         )
         for key, value in (
             ("moe_router_score_function", "sigmoid"),
@@ -48,7 +49,7 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
         {"model": {**MOE, **SINKHORN, "moe_router_topk": 1, "moe_router_pre_softmax": True}},
         "model.moe_router_pre_softmax",
         "whose scores are sigmoids with moe_router_topk 1",
-        {"model": {**MOE, **SINKHORN, "moe_router_topk": 1}},
+        {"model": {**MOE, **SINKHORN, "moe_router_topk": 1, "moe_router_pre_softmax": False}},
     ),
     (
         {"model": {**MOE, **SINKHORN, "moe_aux_loss_coeff": 0.01}},
