@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ _OUTPUT = "output goes to the run directory; see llmctl logs"
 _PROFILE = "the cluster's profile decides this"
 _MAIL = "these words for mail have no counterpart; give --notify mailto:ADDRESS and --notify-on EVENTS"
 _LAYOUT = "runs begin in their run directory"
+JOB_FOLDER = "folder"
+"""Key of the word that names the folder in which the job starts; no key of the config."""
 _ARRAY = "an array of jobs becomes one job; submit the script once for each number, given with --arg"
 _SGE_EXCLUDED = re.compile(r"!\(?([^()!&*?]+)\)?")
 """Names of hosts that a job shall not have, as in ``h=!(n1|n2)``; see complex(5), RESTRING."""
@@ -221,7 +223,9 @@ def _plain(keys: dict[str, str], option: str, value: str) -> _Found:
         return ("notify_on", events, "") if events is not None else ("", None, _MAIL)
     if option == "-B":
         return "notify_on", ["begin"], ""
-    if option in ("-cwd", "-wd", "-cd", "-d", "--chdir", "-D"):
+    if option in ("-wd", "-d", "--chdir", "-D") and value not in ("", "."):
+        return JOB_FOLDER, value, ""
+    if option in ("-cwd", "-cd", "-wd", "-d", "--chdir", "-D"):
         return "", None, _LAYOUT
     return "", None, _PROFILE
 
@@ -288,3 +292,8 @@ def _slurm_clock(text: str) -> Any:
     if len(parts) == 1:
         return f"{parts[0] // 60}:{parts[0] % 60:02}:00"
     return text
+
+
+def folder_of(words: Sequence[JobWord]) -> tuple[str, int] | None:
+    """The folder in which the job starts and its line; None if it is the one of the submission."""
+    return next(((word.value, word.line) for word in reversed(words) if word.key == JOB_FOLDER), None)

@@ -13,7 +13,7 @@ from typing import Any
 from llmctl.errors import UsageError
 from llmctl.scripts.beside import FilesBeside, unread_files
 from llmctl.scripts.config_text import render_config
-from llmctl.scripts.directives import JobWord, read_directives
+from llmctl.scripts.directives import JobWord, folder_of, read_directives
 from llmctl.scripts.errors import ScriptError, all_problems
 from llmctl.scripts.flag_group import FlagGroup, group_flags
 from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, questions, read_flags
@@ -29,7 +29,7 @@ from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.started import Started
 from llmctl.scripts.shell.state import Run
-from llmctl.scripts.shell.values import Value, missing_of, text_of
+from llmctl.scripts.shell.values import Value, missing_of, plain, text_of
 from llmctl.scripts.start_meaning import put_start
 from trainer.config.errors import ConfigError
 from trainer.planning.build_config import build_config
@@ -138,6 +138,8 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
     def read_with(arguments: int) -> _Script:
         world = World(dict(given), outside, size.gpus, now, beside.text_of, arguments)
         interpreter = Interpreter(world)
+        if (folder := folder_of(directives)) is not None:
+            interpreter.state.variables["PWD"] = plain(*folder)
         try:
             interpreter.run(commands)
             return _Script(interpreter, directives, *_training_line(interpreter, text, given))

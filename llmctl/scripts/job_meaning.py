@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmctl.scripts.directives import JobWord
+from llmctl.scripts.directives import JOB_FOLDER, JobWord
 from llmctl.scripts.launch_line import LaunchLine
 from llmctl.scripts.launch_words import NODES, RANKS, RANKS_PER_NODE
 from llmctl.scripts.outside import JobSize
@@ -63,6 +63,8 @@ def job_meaning(directives: Sequence[JobWord], launch: LaunchLine, environment: 
     """The job section: directives first, then the launch line, which knows better."""
     job = JobMeaning()
     for word in [*directives, *launch.words]:
+        if word.key == JOB_FOLDER:
+            continue
         if word.key:
             job.put(word.key, word.value, word.text, word.line)
         else:

@@ -13,6 +13,7 @@ from llmctl.scripts.launch_words import (
     ENV,
     ENV_PAIR,
     EXCLUDE,
+    FOLDER,
     IMAGE,
     LAUNCHERS,
     MOUNTS,
@@ -21,6 +22,7 @@ from llmctl.scripts.launch_words import (
     RANKS_PER_NODE,
     Launcher,
 )
+from llmctl.scripts.shell.folders import below
 from llmctl.scripts.shell.state import Run
 from llmctl.scripts.shell.values import Chunk, Value, missing_of, plain, text_of
 from llmctl.site.job import parse_nodes
@@ -222,6 +224,8 @@ def _note(launcher: Launcher, key: str, option: str, values: list[Value], found:
             found.words.append(JobWord(line, shown, "mounts", mounts))
     elif meaning == EXCLUDE:
         found.words.append(excluded_nodes(line, shown, [] if missing_of(value) else parse_nodes(text_of(value))))
+    elif meaning == FOLDER:
+        found.folder = below(found.folder, value, line)
     elif meaning in (ENV, ENV_PAIR):
         name, equals, _ = text_of(value).partition("=")
         if meaning == ENV_PAIR and len(values) > 1:

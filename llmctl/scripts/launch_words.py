@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-NODES, RANKS_PER_NODE, RANKS, IMAGE, MOUNTS, EXCLUDE, ENV, ENV_PAIR = (
-    *("nodes", "ranks per node", "ranks", "image", "mounts", "exclude", "env", "env pair"),
+NODES, RANKS_PER_NODE, RANKS, IMAGE, MOUNTS, EXCLUDE, ENV, ENV_PAIR, FOLDER = (
+    *("nodes", "ranks per node", "ranks", "image", "mounts", "exclude", "env", "env pair", "folder"),
 )
 
 
@@ -54,9 +54,10 @@ _MPI = Launcher(
         **dict.fromkeys(("npernode", "N", "ppn", "perhost"), RANKS_PER_NODE),
         **dict.fromkeys(("x", "env_once"), ENV),
         **dict.fromkeys(("genv", "env"), ENV_PAIR),
+        **dict.fromkeys(("wdir", "wd"), FOLDER),
     },
     _words(
-        "hostfile machinefile machine_file f H host hosts map_by bind_to rank_by wdir wd timeout prefix bootstrap "
+        "hostfile machinefile machine_file f H host hosts map_by bind_to rank_by timeout prefix bootstrap "
         "launcher iface tune output_filename stdin report_pid "
         "cpu_set cpus_per_proc cpus_per_rank am app default_hostfile"
     ),
@@ -78,24 +79,29 @@ _SRUN = Launcher(
         "container_image": IMAGE,
         "container_mounts": MOUNTS,
         **dict.fromkeys(("x", "exclude"), EXCLUDE),
+        **dict.fromkeys(("D", "chdir", "container_workdir"), FOLDER),
     },
     _words(
-        "G gpus c cpus_per_task container_name container_workdir container_env container_save mpi "
-        "w nodelist p partition A account t time J job_name o output e error i input export jobid D chdir "
+        "G gpus c cpus_per_task container_name container_env container_save mpi "
+        "w nodelist p partition A account t time J job_name o output e error i input export jobid "
         "cpu_bind gpu_bind gpus_per_task mem mem_bind mem_per_gpu mem_per_cpu wait W threads_per_core distribution m "
         "network reservation q qos C constraint d dependency het_group"
     ),
 )
 _SINGULARITY = Launcher(
-    {**dict.fromkeys(("bind", "B"), MOUNTS), "env": ENV},
-    _words("pwd cwd workdir W home H overlay o env_file app scratch S network hostname mount security docker_login"),
+    {**dict.fromkeys(("bind", "B"), MOUNTS), "env": ENV, **dict.fromkeys(("pwd", "cwd"), FOLDER)},
+    _words("workdir W home H overlay o env_file app scratch S network hostname mount security docker_login"),
     is_image=True,
     verbs=_words("exec run"),
 )
 _DOCKER = Launcher(
-    {**dict.fromkeys(("v", "volume"), MOUNTS), **dict.fromkeys(("e", "env"), ENV)},
+    {
+        **dict.fromkeys(("v", "volume"), MOUNTS),
+        **dict.fromkeys(("e", "env"), ENV),
+        **dict.fromkeys(("w", "workdir"), FOLDER),
+    },
     _words(
-        "mount gpus shm_size ulimit w workdir name network net ipc u user device entrypoint env_file p publish "
+        "mount gpus shm_size ulimit name network net ipc u user device entrypoint env_file p publish "
         "hostname h cap_add security_opt memory m cpus cpuset_cpus runtime pid l label "
         "log_driver log_opt platform tmpfs add_host"
     ),
@@ -136,16 +142,16 @@ LAUNCHERS: dict[str, Launcher] = {
     **dict.fromkeys(("singularity", "apptainer"), _SINGULARITY),
     **dict.fromkeys(("docker", "podman"), _DOCKER),
     **dict.fromkeys(("exec", "nohup", "command", "time", "sudo"), _PLAIN),
-    "uv": Launcher(valued=_words("p python with extra group project directory env_file"), verbs=_words("run")),
+    "uv": Launcher({"directory": FOLDER}, _words("p python with extra group project env_file"), verbs=_words("run")),
     "accelerate": _ACCELERATE,
     "accelerate.commands.launch": _ACCELERATE,
     "aprun": _APRUN,
     "nsys": _NSYS,
     "timeout": Launcher(valued=_words("k kill_after s signal"), operands=1),
-    **dict.fromkeys(("conda", "mamba"), Launcher(valued=_words("n name p prefix cwd"), verbs=_words("run"))),
+    **dict.fromkeys(("conda", "mamba"), Launcher({"cwd": FOLDER}, _words("n name p prefix"), verbs=_words("run"))),
     "numactl": Launcher(valued=_words("m N C i p")),
     "taskset": Launcher(valued=_words("c")),
-    "env": Launcher(valued=_words("u C S")),
+    "env": Launcher(dict.fromkeys(("C", "chdir"), FOLDER), _words("u S")),
     "nice": Launcher(valued=_words("n adjustment")),
     "stdbuf": Launcher(valued=_words("i o e")),
 }

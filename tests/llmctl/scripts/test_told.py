@@ -45,12 +45,37 @@ def read(folder: Path, text: str, **given: str) -> ImportedScript:
         ("( cd work; make )", "ck", "ck"),
         ("cd $SLURM_SUBMIT_DIR", "ck", "ck"),
         ("cd work; cd $SLURM_SUBMIT_DIR", "ck", "ck"),
+        ("#SBATCH --chdir=/w", "ck", "/w/ck"),
+        ("#SBATCH -D /w", "$SLURM_SUBMIT_DIR/ck", "./ck"),
+        ("#SBATCH --chdir=/w\ncd deep", "ck", "/w/deep/ck"),
+        ("#$ -wd /w", "ck", "/w/ck"),
+        ("#$ -cwd", "ck", "ck"),
+        ("#PBS -d .", "ck", "ck"),
     ],
 )
 def test_relative_paths_are_below_the_folder_of_cd(before: str, saved: str, expected: str, tmp_path: Path) -> None:
     found = read(tmp_path, f"{before}\n{LAUNCH} --mock-data --save {saved}\n")
     assert found.sections["checkpoint"]["save"] == expected
     assert found.remarks == ()
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        *(
+            "mpirun -wdir /w -np 1 python",
+            "mpirun --wdir /w -np 1 python",
+            "srun -D /w python",
+            "srun --chdir=/w python",
+        ),
+        *("singularity exec --pwd /w image.sif python", "docker run -w /w image python", "env -C /w python"),
+        *("uv run --directory /w python", "conda run --cwd /w python"),
+    ],
+)
+def test_a_launcher_moves_relative_paths(launcher: str, tmp_path: Path) -> None:
+    found = read(tmp_path, f"{launcher} {FLAGS} --mock-data --save ck\n")
+    assert found.sections["checkpoint"]["save"] == "/w/ck"
+    assert "below /w" in found.text
 
 
 def test_cd_moves_each_path_of_a_blend_and_the_line_of_a_nested_shell(tmp_path: Path) -> None:
