@@ -104,7 +104,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         """
         adlr-autoresume adlr-autoresume-interval attention-output-gate
         batch-invariant-backend batch-invariant-mode cache-mla-latents check-for-large-grads
-        check-weight-hash-across-dp-replicas-interval config-logger-dir
+        config-logger-dir
         ddp-param-name-patterns-for-fp32-local-accumulation ddp-reduce-scatter-with-fp32-accumulation
         disable-bf16-reduced-precision-matmul disable-dsa-indexer-rotate-activation
         disable-dsa-indexer-scoring-relu disable-mamba-mem-eff-path distributed-timeout-seconds-after-init

@@ -322,6 +322,12 @@ IMPOSSIBLE: Rows = (
         "needs mtp_num_layers above 0; set that, or leave this key out",
     ),
     (
+        "training.check_weight_hash_across_dp_replicas_interval",
+        lambda c: c.training.check_weight_hash_across_dp_replicas_interval is not None and c.parallel.zero_stage >= 2,
+        "has no copies to compare with parallel.data_parallel_sharding_strategy optim_grads and optim_grads_params, "
+        "which divide the weights between steps; use optim or no_shard, or leave this key out",
+    ),
+    (
         "hooks.loss_function",
         lambda c: c.hooks.loss_function is not None and c.model.architecture != "decoder",
         "needs model.architecture decoder, since bert and t5 have losses of their own; leave it out",

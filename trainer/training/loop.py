@@ -40,6 +40,7 @@ from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
 from trainer.training.step_hooks import StepHooks
 from trainer.training.step_numbers import StepNumbers
 from trainer.training.training_lines import TrainingLines
+from trainer.training.weight_hashes import compare_replicas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,11 +120,11 @@ class TrainingLoop:
             CheckpointError: too many checkpoints in a row could not be written, or the last one.
             NonFiniteError: on rank 0, too many steps were skipped.
             LostLockError: on rank 0, another process has taken the run over.
+            ReplicaError: on one rank, replicas hold different weights.
             PeerFailedError: another rank reports one of these.
         """
         training, checkpoint = self.config.training, self.config.checkpoint
-        evaluated = -1
-        is_stopped = False
+        evaluated, is_stopped = -1, False
         while self.progress.iteration < training.train_iters and not is_stopped:
             is_asked = self._iterate()
             iteration = self.progress.iteration
@@ -185,6 +186,7 @@ class TrainingLoop:
         losses, is_stopped, switches = self._agree(outcome, loss, labels, samples)
         self._hooks.note_step(progress.iteration, losses, lr, outcome, micro_batches)
         self._interval.add(time.perf_counter() - began, samples)
+        compare_replicas(self.model, training, progress.iteration, self.device)
         is_whole = progress.iteration % (self.config.logging.log_interval or 1) == 0
         is_last = is_stopped or progress.iteration >= training.train_iters or self._is_exit(progress.iteration)
         if is_whole or is_last:

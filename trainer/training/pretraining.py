@@ -58,6 +58,7 @@ from trainer.training.row_output import begin_rows
 from trainer.training.run_summary import summarize_run
 from trainer.training.skipped_steps import NonFiniteError
 from trainer.training.task_evaluation import TaskEvaluation
+from trainer.training.weight_hashes import ReplicaError
 
 if TYPE_CHECKING:
     from trainer.config.records.saved_progress import SavedProgress
@@ -139,7 +140,7 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     if failure is None:
         # A rank that has lost a peer keeps the phase in which it waited: it tells who waited for whom.
         heartbeat.beat(iteration, "failed")
-    if isinstance(error, (ConfigError, DataError, CheckpointError, LockedRunError, NonFiniteError)):
+    if isinstance(error, (ConfigError, DataError, CheckpointError, LockedRunError, NonFiniteError, ReplicaError)):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
         return code
     if failure is None or record is None:

@@ -93,6 +93,15 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         "contradicts parallel.use_distributed_optimizer",
         {"parallel": {"use_distributed_optimizer": True, SHARDING: "optim_grads"}},
     ),
+    *(
+        (
+            {"parallel": {SHARDING: strategy}, "training": {"check_weight_hash_across_dp_replicas_interval": 5}},
+            "training.check_weight_hash_across_dp_replicas_interval",
+            "has no copies to compare with parallel.data_parallel_sharding_strategy optim_grads",
+            {"parallel": {SHARDING: "optim"}},
+        )
+        for strategy in ("optim_grads", "optim_grads_params")
+    ),
     (
         {"parallel": {VIRTUAL: 2, SHARDING: "optim_grads"}},
         f"parallel.{SHARDING}",

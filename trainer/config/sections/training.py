@@ -93,6 +93,10 @@ class TrainingConfig(Section):
     skipped_steps_window: NonNegativeInt | None = None
     """End the run too when more than max_skipped_steps of this many last steps were skipped. Unset: twice
     max_skipped_steps, so more than half. 0: only steps in a row count."""
+    check_weight_hash_across_dp_replicas_interval: PositiveInt | None = None
+    """Iterations between comparisons of the weights that data-parallel ranks hold copies of, by hashes of their bits.
+    If they differ, the run ends as failed, and names the ranks, their machines and the first such weight. Unset:
+    nothing is compared."""
     seed: int = Field(1234, ge=0, le=2**63 - 1)
     """Seed of weights, dropout and the order of the data."""
     eval_interval: PositiveInt = 1000
