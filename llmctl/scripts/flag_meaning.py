@@ -101,6 +101,7 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
     found.values = _together(meant)
     _put_origins(meant, alone, found)
     _note_what_yields(meant, alone, found)
+    _note_what_others_set(meant, alone, found)
     for group in groups:
         if group.name in _DEEPSPEED_CONFIG:
             _read_deepspeed(group, found, file_text)
@@ -123,6 +124,17 @@ def _note_what_yields(meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[st
     for place, values in alone.items():
         if values and not values.keys() & found.values.keys():
             found.without_effect.append((meant[place].line, " ".join(meant[place].words), DENSE))
+
+
+def _note_what_others_set(
+    meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[str, Any]], found: FlagMeaning
+) -> None:
+    """Tell each flag whose keys all come from other flags, so that no flag is passed over in silence."""
+    for place, group in enumerate(meant):
+        keys = [key for key in (*alone[place], _counted_key(group)) if key in found.origins]
+        if keys and not any(found.origins[key] == group.origin for key in keys):
+            reason = f"{keys[0]} comes from {found.origins[keys[0]]}"
+            found.without_effect.append((group.line, " ".join(group.words), reason))
 
 
 def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
@@ -180,12 +192,15 @@ def _read_deepspeed(group: FlagGroup, found: FlagMeaning, file_text: Callable[[s
         reason = "the JSON is neither in the script nor on this machine; the flags beside it are read alone"
         found.without_effect.append((group.line, f"--{group.name} {name}", reason))
         return
+    told = len(found.remarks)
     for path, key, value in read_deepspeed(text, group.line, name):
         if key in found.values:
             _tell_contradiction(group, path, key, value, found)
         elif value is not None:
             found.values[key] = value
             found.origins[key] = f"{path} of --{group.name}, line {group.line}"
+    if len(found.remarks) == told and not any(f"of --{group.name}, " in origin for origin in found.origins.values()):
+        found.without_effect.append((group.line, f"--{group.name} {name}", "the flags beside the JSON say the same"))
 
 
 def _tell_contradiction(group: FlagGroup, path: str, key: str, value: Any, found: FlagMeaning) -> None:

@@ -112,10 +112,15 @@ def _read_text(path: Path) -> str:
         raise ScriptError(data[: error.start].count(b"\n") + 1, "has bytes that are not UTF-8 text") from None
 
 
+def launch_line_of(path: Path, given: Mapping[str, str], now: datetime) -> LaunchLine:
+    """The script's only command that trains; arguments and errors as in import_script."""
+    return _read(_read_text(path), path, given, now).launch
+
+
 def flags_of(path: Path, given: Mapping[str, str], now: datetime) -> list[FlagGroup]:
     """The flags of a script's training line; arguments and errors as in import_script."""
-    found = _read(_read_text(path), path, given, now)
-    return group_flags(found.launch.arguments, found.launch.line)
+    found = launch_line_of(path, given, now)
+    return group_flags(found.arguments, found.line)
 
 
 @dataclass(frozen=True)

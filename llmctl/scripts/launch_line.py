@@ -262,24 +262,28 @@ def _shell_command(words: list[Value], run: Run, shells: Shells) -> Run | None:
         if re.fullmatch(r"-\w*c", option):
             text = shells.text(words[options + 1 : options + 2], run) if options + 1 < len(words) else []
             inner = [one for one in text if any(".py" in text_of(word) for word in one.words)]
-            return inner[-1] if inner else None
+            return inner[-1] if inner else _training_command(text, option, run, shells)
         options += 2 if option in ("-o", "+o", "-O", "+O", "--rcfile", "--init-file") else 1
     return _command_of_script(words[options:], run, shells) if options < len(words) else None
 
 
 def _command_of_script(words: list[Value], run: Run, shells: Shells) -> Run | None:
-    """The only command of a script that trains.
+    """The only command of a script that trains."""
+    return _training_command(shells.script(words, run) or (), text_of(words[0]), run, shells)
+
+
+def _training_command(commands: Sequence[Run], shown: str, run: Run, shells: Shells) -> Run | None:
+    """The only command that trains, by itself or in a script that it starts.
 
     Raises:
-        ScriptError: two commands of the script train.
+        ScriptError: two commands train.
     """
     found = []
-    for one in shells.script(words, run) or ():
+    for one in commands:
         launch = read_launch_line(one, shells)
         if launch is not None and launch.trains:
             found.append(one)
     if len(found) > 1:
-        shown = text_of(words[0])
         raise ScriptError(
             run.line, f"{shown} starts a training program twice; a config has one: leave one in the script"
         )

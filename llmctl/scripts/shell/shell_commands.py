@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from llmctl.scripts.errors import ScriptError
@@ -145,15 +146,15 @@ class ShellCommands:
         return self.nested(words[1:], command.line)
 
     def nested(self, words: Sequence[Value], line: int) -> Truth:
-        """Text that is a script itself. Unknown parts are kept as variables of their own."""
+        """Text that is a script itself. Unknown parts, and found folders, are kept as variables of their own."""
         interpreter, text, lines = self._interpreter, "", list[int]()
         for word in words:
             for chunk in (*word, Chunk(" ", word[-1].line if word else line)):
                 part = chunk.text
-                if chunk.missing is not None:
-                    # A name that no script can write, so that the part stays one unknown value.
-                    name = f"__unknown_{len(interpreter.state.variables)}"
-                    interpreter.state.variables[name] = absent(chunk.missing)
+                if chunk.missing is not None or chunk.is_here:
+                    # A name that no script can write, so that the part stays one value.
+                    name = f"__part_{len(interpreter.state.variables)}"
+                    interpreter.state.variables[name] = (replace(chunk, quoted=True, divides=False),)
                     part = f"${{{name}}}"
                 text += part
                 lines += [chunk.line] * len(part)

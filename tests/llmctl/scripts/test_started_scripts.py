@@ -46,6 +46,7 @@ def read(folder: Path, text: str) -> ImportedScript:
         "srun --nodes=2 bash run_node.sh 0.5",
         "bash $(dirname $0)/run_node.sh 0.5",
         "cd deep; bash run_node.sh 0.5",
+        "srun -N 2 bash -c 'echo start; bash run_node.sh 0.5'",
         "bash outer.sh 0.5",
         "bash setup.sh; bash run_node.sh 0.5",
         "mpirun -np 8 -npernode 4 ./wrapper.sh bash run_node.sh 0.5",

@@ -41,6 +41,7 @@ def read(folder: Path, text: str, **given: str) -> ImportedScript:
         ("HERE=$(dirname $(realpath $0)); cd work", "${HERE}/ck", "./ck"),
         ("HERE=$PWD/sub/; cd work", "${HERE%/}/ck", "./sub/ck"),
         ("cd work; cd -", "ck", "ck"),
+        ('RUN="export HERE=$(pwd)/x; cd work"; eval $RUN', "$HERE/ck", "./x/ck"),
         ("pushd work; pushd deep; popd", "ck", "work/ck"),
         ("( cd work; make )", "ck", "ck"),
         ("cd $SLURM_SUBMIT_DIR", "ck", "ck"),
@@ -93,6 +94,20 @@ def test_a_folder_that_only_the_job_knows_is_told(tmp_path: Path) -> None:
     assert read(tmp_path, f"cd $REPO\n{LAUNCH} --mock-data --save ck", REPO="/r").sections["checkpoint"] == {
         "save": "/r/ck"
     }
+
+
+def test_a_flag_whose_key_comes_from_another_flag_is_told(tmp_path: Path) -> None:
+    flags = "--mock-data --checkpoint-activations --deepspeed-activation-checkpointing --no-pipeline-parallel"
+    text = read(tmp_path, f"{LAUNCH} {flags} --pipeline-model-parallel-size 1 --lr 1e-4\n").text
+    for flag, key, other in (
+        ("checkpoint-activations", "training.recompute_granularity", "deepspeed-activation-checkpointing"),
+        ("no-pipeline-parallel", "parallel.pipeline_model_parallel_size", "pipeline-model-parallel-size"),
+    ):
+        assert f"#   --{flag} (line 1): {key} comes from --{other}, line 1" in text
+    assert "--lr 1e-4 (line 1)" not in text
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 16}')
+    text = read(tmp_path, f"{LAUNCH} --mock-data --deepspeed_config=ds.json\n").text
+    assert "--deepspeed_config ds.json (line 1): the flags beside the JSON say the same" in text
 
 
 def test_the_keys_that_cd_moves_are_paths() -> None:
