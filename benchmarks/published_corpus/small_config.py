@@ -14,6 +14,7 @@ from trainer.config.blends import path_entries, weight_places
 
 Sections = dict[str, dict[str, Any]]
 ITERATIONS = 10
+NULL_VOCABULARY = 512
 DATA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 FILES = ("tokenizer_model", "vocab_file", "merge_file")
 _SIZES: dict[str, dict[str, Any]] = {
@@ -39,7 +40,8 @@ _DROPPED = {
     "training": "exit_interval exit_duration_in_mins",
     "parallel": "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size cp_comm_type "
     "expert_model_parallel_size sequence_parallel num_layers_per_virtual_pipeline_stage pipeline_schedule "
-    "num_virtual_stages_per_pipeline_rank pipeline_model_parallel_layout distributed_timeout_minutes",
+    "num_virtual_stages_per_pipeline_rank pipeline_model_parallel_layout distributed_timeout_minutes "
+    "decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers",
     "logging": "wandb_project wandb_entity wandb_name wandb_group wandb_tags wandb_save_dir",
 }
 """Layout and job, kernels that only GPUs have, and what would send numbers away."""
@@ -80,6 +82,8 @@ def _fit(found: Sections) -> None:
     """Keep what belongs together together."""
     model, training = found.get("model", {}), found["training"]
     model["moe_router_topk"] = min(model.get("moe_router_topk", 2), 2)
+    if found.get("data", {}).get("tokenizer_type") == "NullTokenizer":
+        model["vocab_size"] = NULL_VOCABULARY
     if "num_experts" not in model:
         del model["moe_router_topk"]
     if "rampup_batch_size" in training:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.published_corpus.small_config import DATA, ITERATIONS, Sections, small_config
+from benchmarks.published_corpus.small_config import DATA, ITERATIONS, NULL_VOCABULARY, Sections, small_config
 from llmctl.context import Context
 from llmctl.errors import UsageError
 from llmctl.submit.job import SubmitArguments
@@ -72,6 +73,7 @@ class Trials:
         kind = data.get("tokenizer_type")
         names = _names(kind, "vocab_file" in data)
         flags = [] if kind is None else ["--tokenizer-type", kind]
+        flags += ["--vocab-size", str(NULL_VOCABULARY)] if kind == "NullTokenizer" else []
         for key, name in names.items():
             if key in data:
                 _copy(self._files[name], Path(data[key]), is_folder=name == "hub")
@@ -175,4 +177,5 @@ def _in_a_process(trials: Trials, sections: Mapping[str, Mapping[str, Any]], fol
 
 def _with_cause(outcome: str, log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return f"{outcome}: {lines[-1] if lines else ''}"[:300]
+    shown = re.sub(r"/\S*/tmp\w+", "", f"{outcome}: {lines[-1] if lines else ''}")
+    return shown[:300]

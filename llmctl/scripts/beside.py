@@ -67,7 +67,9 @@ class FilesBeside:
         parts = [glob.escape(part) for part in place.split(_UNKNOWN)]
         if missing is None or not missing.name or not any(re.search(r"\w", part) for part in parts):
             return
-        found = {*self._folder.glob("*".join(parts)), *self._folder.glob("**/*".join(parts))}
+        # A value may name folders too, where it begins a part of the path.
+        deep = "".join(part + ("**/*" if not part or part.endswith("/") else "*") for part in parts[:-1]) + parts[-1]
+        found = {*self._folder.glob("*".join(parts)), *self._folder.glob(deep)}
         files = sorted(str(path.relative_to(self._folder)) for path in found if self._is_new(path))
         if files:
             before, sign, after = place.partition(_UNKNOWN)

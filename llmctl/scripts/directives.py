@@ -244,6 +244,10 @@ def _checked(line: int, shown: str, key: str, value: Any, reason: str) -> JobWor
         return JobWord(line, shown, "", value, reason)
     if key == "exclude":
         return excluded_nodes(line, shown, value)
+    if key == "nodes" and value == 0:
+        return JobWord(
+            line, shown, reason="stands for a number that is given at the submission; give --nodes", is_told=True
+        )
     if (
         key == "name"
         and not NAME.fullmatch(str(value))

@@ -68,6 +68,14 @@ def test_a_variable_in_the_name_is_asked_for_with_the_files_that_fit(folder: Pat
     assert "--swiglu" in words(folder, f"source params/${{PARAM}}.sh\n{TRAIN}", PARAM="small")
 
 
+def test_a_variable_may_be_a_part_of_a_name(folder: Path) -> None:
+    (folder / "params/small-v1.sh").write_text(PARAMS)
+    with pytest.raises(UsageError, match=r"--arg V=VALUE; by the files beside the script one of 1$"):
+        words(folder, f"source params/small-v$V.sh\n{TRAIN}")
+    with pytest.raises(UsageError, match=r"--arg V=VALUE; by the files beside the script one of 1$"):
+        words(folder, f"source $W/params/small-v$V.sh\n{TRAIN}")
+
+
 def test_a_variable_may_name_a_file_in_a_folder_below(folder: Path) -> None:
     (folder / "conf/small").mkdir(parents=True)
     (folder / "conf/all.sh").write_text("source conf/$1.sh\n")

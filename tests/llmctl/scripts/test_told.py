@@ -172,3 +172,11 @@ def test_a_deepspeed_json_that_contradicts_a_flag_is_told(json: str, flags: str,
     remarks = read(tmp_path, launch).remarks
     assert len(remarks) == bool(told)
     assert all(f"--deepspeed_config: {told}" in remark for remark in remarks)
+
+
+def test_a_number_of_nodes_that_is_given_at_the_submission_is_told(tmp_path: Path) -> None:
+    found = read(tmp_path, f"#SBATCH --nodes=0\n{LAUNCH} --mock-data")
+    assert "nodes" not in found.sections["job"]
+    assert found.remarks == (
+        "line 1: #SBATCH --nodes 0: stands for a number that is given at the submission; give --nodes",
+    )
