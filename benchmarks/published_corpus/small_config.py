@@ -26,6 +26,7 @@ _SIZES: dict[str, dict[str, Any]] = {
     "training": {
         **{"seq_length": 64, "decoder_seq_length": 32, "micro_batch_size": 1, "global_batch_size": 4},
         **{"train_iters": ITERATIONS, "eval_interval": 5, "eval_iters": 1, "rampup_batch_size": [2, 2, 8]},
+        "step_batch_size_schedule": "0:2 512:4",
     },
     "optimizer": {"lr_decay_iters": ITERATIONS, "lr_warmup_iters": 2, "lr_wsd_decay_iters": 2},
     "data": {"num_workers": 0},
@@ -86,7 +87,7 @@ def _fit(found: Sections) -> None:
         model["vocab_size"] = NULL_VOCABULARY
     if "num_experts" not in model:
         del model["moe_router_topk"]
-    if "rampup_batch_size" in training:
+    if not {"rampup_batch_size", "step_batch_size_schedule"}.isdisjoint(training):
         training["train_iters"] = ITERATIONS
     if training.get("recompute_num_layers"):
         training["recompute_num_layers"] = 1

@@ -86,8 +86,9 @@ def _changes(config: TrainConfig, metadata: CheckpointMetadata, restored: Path) 
 
 def _saved_length(values: Mapping[str, Any]) -> float:
     """Length of the run that saved, in full batches: see TrainConfig.full_iters."""
-    if not values["training"].get("rampup_batch_size"):
-        return float(values["training"]["train_iters"])
+    training = values["training"]
+    if not training.get("rampup_batch_size") and training.get("step_batch_size_schedule") is None:
+        return float(training["train_iters"])
     return TrainConfig.model_validate(values).full_iters
 
 

@@ -9,7 +9,7 @@ from os.path import normpath
 
 from trainer.config.blends import PATH_KEYS as BLEND_KEYS
 from trainer.config.blends import parse_blend
-from trainer.config.sections.batch_sizes import BatchSizes
+from trainer.config.sections.batch_sizes import BatchSizes, steps_of
 from trainer.config.sections.checkpoint import CheckpointConfig
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.evaluation import EvaluationConfig
@@ -89,22 +89,33 @@ class TrainConfig(Section):
         )
 
     def global_batch_size(self, dp: int) -> int:
-        """Samples per iteration, summed over all ``dp`` replicas; with a ramp those of a full batch."""
+        """Samples per iteration, summed over all ``dp`` replicas; with a ramp or steps those of the last batches."""
+        if self.training.step_batch_size_schedule is not None:
+            return self._steps()[-1][1]
         return self.training.global_batch_size or self.training.micro_batch_size * dp
 
     def batch_sizes(self, dp: int) -> BatchSizes:
         """Sizes of all batches of the run, summed over all ``dp`` replicas."""
-        return BatchSizes(self.global_batch_size(dp), tuple(self.training.rampup_batch_size))
+        steps = () if self.training.step_batch_size_schedule is None else self._steps()
+        return BatchSizes(self.global_batch_size(dp), tuple(self.training.rampup_batch_size), steps)
+
+    def _steps(self) -> tuple[tuple[int, int], ...]:
+        return steps_of(self.training.step_batch_size_schedule or "", self.training.seq_length)
+
+    @property
+    def changes_batch_size(self) -> bool:
+        """True with a ramp or steps, with which schedules count samples."""
+        return bool(self.training.rampup_batch_size) or self.training.step_batch_size_schedule is not None
 
     @property
     def full_iters(self) -> float:
-        """Length of the run in full batches: train_iters without a ramp, else samples / global_batch_size."""
-        if not self.training.rampup_batch_size:
+        """Length of the run in full batches: train_iters with a constant size, else samples / the last size."""
+        if not self.changes_batch_size:
             return self.training.train_iters
-        # With a ramp the global batch size is given, so that dp does not matter.
+        # With a ramp or steps the last size is given, so that dp does not matter.
         sizes = self.batch_sizes(1)
         return sizes.full_batches(sizes.samples_after(self.training.train_iters))
 
     def num_micro_batches(self, dp: int) -> int:
-        """Micro-batches per replica and iteration; with a ramp those of a full batch."""
+        """Micro-batches per replica and iteration; with a ramp or steps those of the last batches."""
         return self.global_batch_size(dp) // (self.training.micro_batch_size * dp)

@@ -37,12 +37,6 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "a batch only grows evenly; use --rampup-batch-size START INCREMENT SAMPLES with --global-batch-size",
-        """
-        step-batch-size-schedule
-        """,
-    ),
-    (
         "no batch is made smaller for the number of replicas; use a --global-batch-size that they divide",
         """
         decrease-batch-size-if-needed

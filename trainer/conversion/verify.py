@@ -138,7 +138,10 @@ def _length(config: TrainConfig, vocab_size: int) -> int:
 def _serial(config: TrainConfig) -> TrainConfig:
     """The same model on one rank in float32."""
     training = config.training.model_copy(
-        update={"bf16": False, "fp16": False, "global_batch_size": None, "rampup_batch_size": []}
+        update={
+            **{"bf16": False, "fp16": False},
+            **{"global_batch_size": None, "rampup_batch_size": [], "step_batch_size_schedule": None},
+        }
     )
     model = config.model.model_copy(update={"attention_backend": "auto"})
     return config.model_copy(update={"model": model, "training": training, "parallel": ParallelConfig()})

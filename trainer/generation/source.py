@@ -116,7 +116,10 @@ def _serial(values: Mapping[str, Any]) -> TrainConfig:
     trained = build_config(values)
     # A batch size for many replicas need not suit a single replica.
     training = trained.training.model_copy(
-        update={"global_batch_size": None, "rampup_batch_size": [], "device": "auto"}
+        update={
+            **{"global_batch_size": None, "rampup_batch_size": [], "step_batch_size_schedule": None},
+            **{"device": "auto"},
+        }
     )
     model = trained.model.model_copy(update={"attention_backend": "auto"})
     return trained.model_copy(update={"model": model, "parallel": ParallelConfig(), "training": training})

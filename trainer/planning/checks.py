@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError, joined
+from trainer.config.sections.batch_sizes import MAX_MICRO_BATCHES
 from trainer.config.sections.checkpoint import folder_apart
-from trainer.planning.layouts import Layout, divisors, multiples_around, nearest_layouts
+from trainer.planning.layouts import Layout, divisors, nearest_layouts
 
 if TYPE_CHECKING:
     from trainer.config.sections.optimizer import OptimizerConfig
     from trainer.config.train_config import TrainConfig
-
-
-MAX_MICRO_BATCHES = 100_000
-"""Per replica and iteration. The table of a pipeline schedule has an entry for each micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +98,7 @@ RELATIONS = (
         ),
     ),
     Relation("parallel_checks:check_batch_ramp", ("training.rampup_batch_size",)),
+    Relation("parallel_checks:check_batch_steps", ("training.step_batch_size_schedule",)),
     Relation("kernel_choice:check_kernels", ("training.kernel_backends", "parallel.no_gradient_accumulation_fusion")),
 )
 """In the order of their messages."""
@@ -156,23 +154,11 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
             f"{ep} does not divide DP {dp} x CP {cp} = {dp * cp}, over which experts are divided; use one of "
             f"{divisors(math.gcd(dp * cp, config.model.num_experts or 1))}",
         )
-    global_batch_size, step = config.global_batch_size(dp), config.training.micro_batch_size * dp
-    if global_batch_size % step:
-        raise ConfigError(
-            "training.global_batch_size",
-            f"{global_batch_size} is not divisible by micro_batch_size {config.training.micro_batch_size} x DP {dp} "
-            f"= {step}; use {multiples_around(global_batch_size, step)}",
-        )
-    if global_batch_size // step > MAX_MICRO_BATCHES:
-        raise ConfigError(
-            "training.global_batch_size",
-            f"{global_batch_size} makes {global_batch_size // step:,} micro-batches per replica and iteration; use at "
-            f"most {MAX_MICRO_BATCHES * step:,}, which makes {MAX_MICRO_BATCHES:,}",
-        )
-    if config.training.rampup_batch_size:
-        from trainer.planning.parallel_checks import check_batch_ramp_fits
+    samples, step = config.global_batch_size(dp), config.training.micro_batch_size * dp
+    if config.changes_batch_size or samples % step or samples // step > MAX_MICRO_BATCHES:
+        from trainer.planning.parallel_checks import check_batches_fit
 
-        check_batch_ramp_fits(config, dp)
+        check_batches_fit(config, dp)
 
 
 def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
@@ -208,7 +194,8 @@ def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
     near = nearest_layouts(world_size, (tp, cp, pp), fits)
     # If no layout fits ep, show the others: the check of ep reports the problem once the rest fits.
     near = [layout for layout in near if world_size // (layout[0] * layout[2]) % ep == 0] or near
-    batch_size, micro_batch_size = training.global_batch_size, training.micro_batch_size
+    is_given = training.global_batch_size is not None or training.step_batch_size_schedule is not None
+    batch_size, micro_batch_size = config.global_batch_size(1) if is_given else None, training.micro_batch_size
     # Prefer layouts that divide the global batch: any other would be refused by the next check.
     batched = [
         layout

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
-from trainer.config.sections.batch_sizes import MAX_INCREMENTS
+from trainer.config.sections.batch_sizes import MAX_INCREMENTS, MAX_MICRO_BATCHES, steps_of
 from trainer.config.sections.section import MAX_INT
 from trainer.planning.layouts import divisors, divisors_of, in_words, multiples_around
 from trainer.planning.pipeline import pipeline_placement, virtual_stages_per_rank
@@ -43,6 +43,8 @@ EXCLUSIVE_KEYS = (
         "decoder_last_pipeline_num_layers",
     ),
 )
+
+_STEPS = "training.step_batch_size_schedule"
 
 
 def check_parallelism(config: TrainConfig) -> None:
@@ -219,6 +221,56 @@ def _check_layout(config: TrainConfig, layout: str) -> None:
         )
 
 
+def check_batch_steps(config: TrainConfig) -> None:
+    """Refuse steps that are not valid, or stand beside another batch size.
+
+    Raises:
+        ConfigError: names the step, or the other key.
+    """
+    training = config.training
+    if training.step_batch_size_schedule is None:
+        return
+    try:
+        steps_of(training.step_batch_size_schedule, training.seq_length)
+    except ValueError as error:
+        raise ConfigError(_STEPS, str(error)) from None
+    beside = {"rampup_batch_size": training.rampup_batch_size, "global_batch_size": training.global_batch_size}
+    for key in [key for key, value in beside.items() if value]:
+        raise ConfigError(
+            _STEPS, f"cannot be combined with training.{key}, because the steps name all sizes; set only one"
+        )
+
+
+def check_batches_fit(config: TrainConfig, dp: int) -> None:
+    """Refuse batches of which some size does not divide over ``dp`` replicas, or makes too many micro-batches.
+
+    Raises:
+        ConfigError: names the size, and the nearest that fit.
+    """
+    sizes, micro_batch_size = config.batch_sizes(dp), config.training.micro_batch_size
+    key = _STEPS if sizes.steps else "training.global_batch_size"
+    for size in dict.fromkeys(phase.samples for phase in sizes.phases) if sizes.steps else (sizes.full,):
+        _check_batch_fits(key, size, micro_batch_size, dp)
+    if sizes.ramp:
+        _check_ramp_fits(config, dp)
+
+
+def _check_batch_fits(key: str, samples: int, micro_batch_size: int, dp: int) -> None:
+    step = micro_batch_size * dp
+    if samples % step:
+        raise ConfigError(
+            key,
+            f"{samples} is not divisible by micro_batch_size {micro_batch_size} x DP {dp} = {step}; use "
+            f"{multiples_around(samples, step)}",
+        )
+    if samples // step > MAX_MICRO_BATCHES:
+        raise ConfigError(
+            key,
+            f"{samples} makes {samples // step:,} micro-batches per replica and iteration; use at most "
+            f"{MAX_MICRO_BATCHES * step:,}, which makes {MAX_MICRO_BATCHES:,}",
+        )
+
+
 def check_batch_ramp(config: TrainConfig) -> None:
     """Refuse a growing batch that cannot grow as asked.
 
@@ -254,7 +306,7 @@ def check_batch_ramp(config: TrainConfig) -> None:
         )
 
 
-def check_batch_ramp_fits(config: TrainConfig, dp: int) -> None:
+def _check_ramp_fits(config: TrainConfig, dp: int) -> None:
     """Refuse a growing batch of which some size does not divide over ``dp`` replicas.
 
     The full batch must divide.

@@ -38,10 +38,10 @@ class GlobalBatches:
     def schedule_step(self, progress: TrainingProgress) -> float:
         """Place in the schedules of learning rate and weight decay: steps that updated the weights.
 
-        With a ramp it is their samples in full batches, as in Megatron-LM, whose scheduler counts samples
+        With a ramp or steps it is their samples in full batches, as in Megatron-LM, whose scheduler counts samples
         (megatron/core/optimizer_param_scheduler.py).
         """
-        if not self.sizes.ramp:
+        if self.sizes.are_constant:
             return progress.optimizer_steps
         return self.sizes.full_batches(progress.consumed_samples - progress.skipped_samples)
 

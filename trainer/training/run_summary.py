@@ -45,10 +45,10 @@ def _length(config: TrainConfig) -> str:
 
 
 def _batch(config: TrainConfig, mesh: ParallelMesh) -> str:
-    full, ramp = config.global_batch_size(mesh.dp), config.training.rampup_batch_size
-    if not ramp:
-        return f"{full} sequences"
-    return f"{ramp[0]} to {full} sequences (by {ramp[1]}, within {ramp[2]:,} samples)"
+    sizes = config.batch_sizes(mesh.dp)
+    if sizes.are_constant:
+        return f"{sizes.full} sequences"
+    return f"{sizes.at(0)} to {sizes.full} sequences ({sizes.span})"
 
 
 def _axes(config: TrainConfig, mesh: ParallelMesh) -> str:
@@ -69,7 +69,8 @@ def _pipeline(config: TrainConfig, mesh: ParallelMesh, vocab_size: int) -> list[
     counts = [len(layers) for layers in partition_layers(config, vocab_size)]
     held = f"{counts[0]} layers each" if len(set(counts)) == 1 else f"layers {', '.join(map(str, counts))}"
     stages = f"{placement.num_virtual_stages} virtual stages" if placement.chunks > 1 else f"{placement.pp} stages"
-    micro_batches = f"{'up to ' if config.training.rampup_batch_size else ''}{config.num_micro_batches(mesh.dp)}"
+    most = config.batch_sizes(mesh.dp).largest // (config.training.micro_batch_size * mesh.dp)
+    micro_batches = f"{'up to ' if config.changes_batch_size else ''}{most}"
     return [f"pipeline {pipeline_schedule(config)}, {stages} of {held}, {micro_batches} micro-batches"]
 
 

@@ -66,7 +66,7 @@ def _rows(planned: "RunPlan", node_hours: float, cost: Mapping[str, Any] | None)
     is_gpu = planned.device.name != "CPU"
     took = step.total * planned.config.full_iters
     run = f"{steps:,} step{'s' * (steps > 1)} in {duration_text(took) if took >= 1 else 'less than 1 s'}"
-    run += f" at {step.total:.3g} s a {'full ' if planned.config.training.rampup_batch_size else ''}step"
+    run += f" at {step.total:.3g} s a {'full ' if planned.config.changes_batch_size else ''}step"
     # The CPU of this machine is billed by nobody, and no data sheet has its peak.
     run += f", {_amount(node_hours)} node-hours" if is_gpu else ""
     run += "" if cost is None else f", {_amount(cost['points'])} {cost['unit']}"

@@ -78,10 +78,10 @@ def _layout(config: TrainConfig, world: int) -> str:
 
 def _batch(config: TrainConfig, world: int) -> str:
     dp = config.data_parallel_size(world)
-    samples, ramp = config.global_batch_size(dp), config.training.rampup_batch_size
+    samples, sizes = config.global_batch_size(dp), config.batch_sizes(dp)
     micro, accumulated = config.training.micro_batch_size, config.num_micro_batches(dp)
     parts = f"micro-batch {micro}" + f" x {accumulated} accumulated" * (accumulated > 1) + f" x dp {dp}" * (dp > 1)
-    grows = f", grows from {ramp[0]:,} samples by {ramp[1]:,} within {ramp[2]:,} samples" if ramp else ""
+    grows = "" if sizes.are_constant else f", from {sizes.at(0):,} samples ({sizes.span})"
     tokens = samples * config.tokens_per_sample
     return f"{samples:,} samples of {config.tokens_per_sample:,} = {tokens:,} tokens a step ({parts}){grows}"
 
@@ -114,7 +114,7 @@ def _estimate(planned: RunPlan | str, config: TrainConfig) -> str:
     if isinstance(planned, str):
         return planned
     device, total = planned.device, planned.step.total * config.full_iters
-    step = "full step" if config.training.rampup_batch_size else "step"
+    step = "full step" if config.changes_batch_size else "step"
     memory = f"{planned.worst.total / GIB:.2g} of {device.memory / GIB:.3g} GiB"
     fits = "" if planned.fits else " (does not fit)"
     took = duration_text(total) if total >= 1 else "less than 1 s"
@@ -136,7 +136,7 @@ def _defaults(plan: SubmitPlan, config: TrainConfig) -> str:
         "job.resource_type": request.resource_type,
         "job.time": clock(request.time_s) if request.time_s is not None and job.cost is not None else None,
         "training.bf16": None if training.bf16 or training.fp16 else "fp32",
-        "training.global_batch_size": "batch = micro-batch x dp",
+        "training.global_batch_size": None if config.changes_batch_size else "batch = micro-batch x dp",
         "checkpoint.save_interval": "checkpoint at the end only" if config.checkpoint.save_interval is None else None,
     }
     return ", ".join(text for key, text in values.items() if text and key not in given)

@@ -141,6 +141,13 @@ def test_a_growing_batch_and_the_decay_that_follows_from_its_samples(tmp_path: P
     assert "  lr_decay_iters: 25  # --train-samples, line 1\n" in found.text
 
 
+def test_batch_sizes_in_steps(tmp_path: Path) -> None:
+    flags = FLAGS.replace("--train-iters 10", "--train-samples 400 --step-batch-size-schedule '0:4 1K:8'")
+    found = read(f"torchrun pretrain_gpt.py {flags} --micro-batch-size 1", tmp_path)
+    assert found.sections["training"]["step_batch_size_schedule"] == "0:4 1K:8"
+    assert found.sections["optimizer"]["lr_decay_iters"] == 50
+
+
 def test_names_of_trackers_that_only_the_job_knows_are_left_out(tmp_path: Path) -> None:
     flags = "--wandb-project p --wandb-name llama-$SLURM_JOB_ID --wandb-group $G --tensorboard-dir $D/tb"
     found = read(f"srun python pretrain_gpt.py {FLAGS} {flags}", tmp_path)

@@ -195,6 +195,18 @@ def test_a_dry_run_prints_the_submitted_script_and_writes_nothing(place, capsys,
     assert "hidden-value" not in printed
 
 
+@pytest.mark.usefixtures("place")
+def test_a_dry_run_shows_batch_sizes_in_steps(capsys):
+    steps = ["--set", "training.global_batch_size=null", "--set", "training.step_batch_size_schedule=0:4 640:8"]
+    assert main(["submit", "c.yaml", "--dry-run", *steps]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "8 samples of 64 = 512 tokens a step (micro-batch 2" in shown
+    assert ", from 4 samples (2 steps, the last from sample 10 on)" in shown
+    # Three batches of 4 and seven of 8.
+    assert "10 steps = 4.35 k tokens" in shown
+    assert "micro-batch x dp" not in shown
+
+
 def test_a_dry_run_in_json_holds_script_and_commands(place, capsys):
     assert main(["submit", "c.yaml", "--show-script", "--json", "--run-id", "j"]) == 0
     document = json.loads(capsys.readouterr().out)

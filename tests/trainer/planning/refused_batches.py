@@ -1,4 +1,4 @@
-"""Refused batches that grow, for refused_combinations."""
+"""Refused batches that grow or have steps, for refused_combinations."""
 
 from __future__ import annotations
 
@@ -35,5 +35,36 @@ REFUSED_BATCHES: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[
         "training.rampup_batch_size",
         "has 100,001 increments; use at most 100,000",
         {"training": {"rampup_batch_size": [1, 1, 100], "global_batch_size": 100_001}},
+    ),
+    *(
+        (
+            {"training": {"step_batch_size_schedule": steps}},
+            "training.step_batch_size_schedule",
+            says,
+            {"training": {"step_batch_size_schedule": "0:4 1K:8"}},
+        )
+        for steps, says in (
+            ("", "'' has no step that begins at 0 tokens; begin it with 0:SIZE"),
+            ("1K:8", "has no step that begins at 0 tokens"),
+            ("0:4 1K", "'1K' is not a valid step; write TOKENS:SIZE"),
+            ("0:4 x:8", "'x:8' is not a valid step"),
+            ("0:0", "'0:0' is not a valid step"),
+            ("0:4 inf:8", "'inf:8' is not a valid step"),
+            ("0:4 -1K:8", "'-1K:8' is not a valid step"),
+            ("0:4 1e30:8", "'1e30:8' is not a valid step"),
+            ("0:4 128:8 130:16", "two steps of '0:4 128:8 130:16' begin at sample 2, at 64 tokens a sample"),
+        )
+    ),
+    *(
+        (
+            {"training": {"step_batch_size_schedule": "0:4 1K:8", **other}},
+            "training.step_batch_size_schedule",
+            f"cannot be combined with training.{named}, because the steps name all sizes; set only one",
+            {"training": {"step_batch_size_schedule": None}},
+        )
+        for other, named in (
+            ({"global_batch_size": 16}, "global_batch_size"),
+            ({"global_batch_size": 16, "rampup_batch_size": [4, 4, 100]}, "rampup_batch_size"),
+        )
     ),
 ]

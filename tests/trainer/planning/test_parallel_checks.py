@@ -153,6 +153,25 @@ def test_every_size_of_a_growing_batch_divides_over_the_replicas(ramp: list[int]
         check_world_size(build(training={"global_batch_size": 24, "rampup_batch_size": nearest}), world_size)
 
 
+@pytest.mark.parametrize(
+    ("steps", "world_size", "says"),
+    [
+        ("0:8 1K:4 2K:16", 4, ""),
+        ("0:8 1K:4 2K:16", 8, "4 is not divisible by micro_batch_size 1 x DP 8 = 8; use 8"),
+        # The first batch passes the second step.
+        ("0:16 64:4 128:8", 8, ""),
+        ("0:800_008 1K:8", 8, "800008 makes 100,001 micro-batches per replica and iteration; use at most"),
+    ],
+)
+def test_every_step_of_the_batch_divides_over_the_replicas(steps: str, world_size: int, says: str) -> None:
+    one = build(training={"step_batch_size_schedule": steps})
+    if not says:
+        check_world_size(one, world_size)
+        return
+    error = refusal(one, world_size)
+    assert error.key == "training.step_batch_size_schedule" and says in error.problem
+
+
 def test_no_layout_at_all() -> None:
     one = build(parallel={PP: 2, "decoder_first_pipeline_num_layers": 1})
     assert "that fit: none; use another number of ranks" in refusal(one, 5).problem

@@ -24,7 +24,8 @@ class OptimizerConfig(Section):
     """Curve of the learning rate from lr to min_lr. WSD: constant until its decay."""
     lr_decay_iters: PositiveInt | PositiveFloat | None = None
     """Unset: training.train_iters. May be a fraction, after a conversion from samples or tokens. With
-    training.rampup_batch_size this key and the others in iterations count full batches: samples / global_batch_size."""
+    training.rampup_batch_size this key and the others in iterations count full batches: samples / global_batch_size.
+    With training.step_batch_size_schedule: samples / the last size."""
     lr_warmup_iters: NonNegativeInt | NonNegativeFloat = 0
     """Iterations over which the learning rate rises from lr_warmup_init to lr, in a line."""
     lr_warmup_fraction: float | None = Field(None, ge=0.0, le=1.0)
@@ -46,7 +47,7 @@ class OptimizerConfig(Section):
     """Weight decay of the last step, see weight_decay_incr_style."""
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
     """linear and cosine: from start_weight_decay to end_weight_decay over train_iters, instead of weight_decay. With
-    training.rampup_batch_size: over the samples of the run."""
+    training.rampup_batch_size or step_batch_size_schedule: over the samples of the run."""
     adam_beta1: float = Field(0.9, ge=0.0, lt=1.0)
     """Decay of Adam's mean of the gradient."""
     adam_beta2: float = Field(0.999, ge=0.0, lt=1.0)

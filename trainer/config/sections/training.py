@@ -72,6 +72,11 @@ class TrainingConfig(Section):
     """START, INCREMENT and SAMPLES: the batch grows from START samples to global_batch_size, by INCREMENT at a time, in
     equal parts of the first SAMPLES samples. The learning rate and the weight decay then follow the samples: an
     iteration of their schedules is global_batch_size samples. Unset: every batch is full."""
+    step_batch_size_schedule: str | None = None
+    """Batch sizes in steps, instead of global_batch_size: TOKENS:SIZE for each, such as 0:768 250B:1536. A step begins
+    with the first batch after that many tokens, in whole samples of seq_length, and may be smaller than the one before.
+    As with rampup_batch_size, schedules follow the samples; one of their iterations, and each batch of an evaluation,
+    is the last size."""
     bf16: bool = False
     """Train in bfloat16, with float32 masters. Without bf16 and fp16, in float32."""
     fp16: bool = False

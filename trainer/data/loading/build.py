@@ -47,7 +47,7 @@ def build_data(config: TrainConfig, dp_rank: int, dp: int, run_dir: Path | None 
         DataError: files are missing or damaged, their tokens do not fit the model, or there are too few tokens.
     """
     training, sizes = config.training, config.batch_sizes(dp)
-    shape = BatchShape(training.micro_batch_size, sizes.full, training.seq_length, dp, dp_rank, sizes.ramp)
+    shape = BatchShape(training.micro_batch_size, sizes.full, training.seq_length, dp, dp_rank, sizes)
     requested = {split: samples_of_run(training, split, sizes) for split in SPLITS}
     if config.model.architecture != "decoder":
         return build_masked_data(config, shape, requested, run_dir)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -99,17 +98,12 @@ class BatchShape:
     seq_length: int
     dp: int
     dp_rank: int
-    ramp: tuple[int, ...] = ()
-    """See BatchSizes: of batches of the train split, which are multiples too."""
-
-    @cached_property
-    def sizes(self) -> BatchSizes:
-        """Sizes of the batches of the train split."""
-        return BatchSizes(self.global_batch_size, self.ramp)
+    sizes: BatchSizes | None = None
+    """Of the batches of the train split, multiples too; None: every batch has global_batch_size."""
 
     def batch_size(self, split: Split, consumed_samples: int) -> int:
         """Samples of the global batch that starts at ``consumed_samples``."""
-        return self.sizes.at(consumed_samples) if split == "train" else self.global_batch_size
+        return self.sizes.at(consumed_samples) if self.sizes and split == "train" else self.global_batch_size
 
     def micro_batches(self, count: int) -> range:
         """Numbers, within the global batch, of the ``count`` micro-batches of this replica."""

@@ -54,7 +54,8 @@ class RankMemory:
 def schedule_of(config: TrainConfig, world_size: int) -> PipelineSchedule:
     """The schedule table that will run."""
     placement = pipeline_placement(config)
-    count = config.num_micro_batches(config.data_parallel_size(world_size))
+    dp = config.data_parallel_size(world_size)
+    count = config.batch_sizes(dp).largest // (config.training.micro_batch_size * dp)
     return build_schedule(pipeline_schedule(config), placement.pp, placement.chunks, count)
 
 

@@ -75,13 +75,13 @@ def search_layouts(config: TrainConfig, vocab_size: int, device: Device, nodes: 
 def _candidates(
     config: TrainConfig, vocab_size: int, device: Device, nodes: int, per_node: int
 ) -> Iterator[_Candidate]:
-    world, model, training = nodes * per_node, config.model, config.training
+    world, model = nodes * per_node, config.model
     counts = count_parameters(config, vocab_size)
     links = Links(per_node, device)
     for tp, cp, pp, ep in _sizes(config, world, per_node):
         dp = world // (tp * cp * pp)
-        batch = training.global_batch_size or training.micro_batch_size * dp
-        # A layout must fit the smaller batches of a ramp too.
+        batch = config.global_batch_size(dp)
+        # A layout must fit the other batches of a ramp or of steps too.
         sizes = [phase.samples for phase in config.batch_sizes(dp).phases]
         if any(size % dp for size in sizes):
             continue
