@@ -11,6 +11,11 @@ _T5 = {
     "model.disable_bias_linear": False,
     "model.stack_output_dropout": False,
 }
+_NOT_FUSED_GELU = (
+    *("model.swiglu", "model.openai_gelu", "model.squared_relu", "model.gated_linear_unit"),
+    *("model.disable_bias_linear", "training.no_bias_gelu_fusion"),
+)
+_ACTIVATION = "model.activation_func"
 _EXTRA_IDS, _T5_EXTRA_IDS = "data.vocab_extra_ids", 100
 _WORDPIECE = "BertWordPieceLowerCase"
 
@@ -22,6 +27,7 @@ def put_program(architecture: str, program: str, line: int, flags: FlagMeaning) 
     pretrain_t5.py asks for its sentinels, ``--vocab-extra-ids 100``, if they are left out. Its T5 (T5Model of
     megatron/core/models/T5) has a learned table of positions, LayerNorm and biases unless flags say otherwise, and a
     bias of the output layer with tied embeddings; neither the decoder's output nor dropout is as in T5 as published.
+    In all three, a GeLU that is fused with its bias is the tanh approximation (core/fusions/fused_bias_gelu.py).
 
     Args:
         architecture: that the program trains.
@@ -29,9 +35,13 @@ def put_program(architecture: str, program: str, line: int, flags: FlagMeaning) 
         line: of the program in the script.
         flags: receives the keys.
     """
+    origin = f"{program}, line {line}"
+    has_model = any(key.startswith("model.") for key in flags.values)
+    if has_model and not any(flags.values.get(key) in (True, "true") for key in _NOT_FUSED_GELU):
+        of_gelu = f"the fused GeLU of {origin}; --no-bias-gelu-fusion means the exact one"
+        _put({_ACTIVATION: ("gelu_tanh", of_gelu)}, flags)
     if architecture == "decoder":
         return
-    origin = f"{program}, line {line}"
     defaults: dict[str, tuple[object, str]] = {"model.architecture": (architecture, origin)}
     if "data.vocab_file" in flags.values:
         defaults["data.tokenizer_type"] = (_WORDPIECE, f"default of {origin}")

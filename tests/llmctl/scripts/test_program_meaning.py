@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.llmctl.scripts.test_import_script import FLAGS, read
+from trainer.planning.build_config import build_config
 
 DATA = FLAGS.replace("--mock-data", "--data-path d") + " --micro-batch-size 1"
 T5_DATA = f"{DATA} --decoder-seq-length 32"
@@ -81,3 +82,23 @@ def test_the_t5_that_megatron_trains(flags: str, changes: dict[str, Any], tmp_pa
     model = imported.sections["model"]
     assert {key: model.get(key) for key in T5 | changes} == T5 | changes
     assert imported.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "activation"),
+    [
+        *((program, "", "gelu_tanh") for program in ("pretrain_gpt", "pretrain_bert", "pretrain_t5")),
+        ("pretrain_gpt", "--no-bias-gelu-fusion", "gelu"),
+        ("pretrain_gpt", "--disable-bias-linear", "gelu"),
+        ("pretrain_gpt", "--activation-func gelu", "gelu"),
+        ("pretrain_gpt", "--squared-relu", "squared_relu"),
+        ("pretrain_gpt", "--swiglu", "silu"),
+        ("pretrain_gpt", "--glu-activation geglu", "gelu"),
+    ],
+)
+def test_a_gelu_that_megatron_fuses_with_its_bias_is_the_approximation(
+    program: str, flags: str, activation: str, tmp_path: Path
+) -> None:
+    given = T5_DATA if program == "pretrain_t5" else DATA
+    imported = read(f"torchrun {program}.py {given} --vocab-file v.txt {flags}", tmp_path)
+    assert build_config(imported.sections).model.activation == activation

@@ -133,7 +133,8 @@ class TrainingConfig(Section):
     no_masked_softmax_fusion: bool = False
     """Compute the softmax of attention by plain PyTorch. Affects speed only."""
     no_bias_gelu_fusion: bool = False
-    """Affects speed only: openai_gelu alone selects the GeLU. (Megatron-LM's fused GeLU is the tanh approximation.)"""
+    """Affects speed only: activation_func and openai_gelu select the GeLU. (Megatron-LM's fused GeLU is the tanh
+    approximation, which an imported script asks for by activation_func.)"""
     no_bias_swiglu_fusion: bool = False
     """Compute the activation of gated feed-forward layers by plain PyTorch. Affects speed only."""
     no_bias_dropout_fusion: bool = False
