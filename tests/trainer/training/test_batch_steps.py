@@ -50,3 +50,16 @@ def test_the_schedule_of_a_checkpoint_goes_on(serial, tmp_path):
     ramp.train(run, prepare(run, exit_interval=4))
     other = {"lr_warmup_iters": 1, "use_checkpoint_opt_param_scheduler": True}
     assert ramp.train(run, ramp.prepare(run, training=STEPS, optimizer=other), number=2) == serial[1]
+
+
+def test_steps_with_the_sizes_of_a_ramp_train_the_same_run(tmp_path):
+    # The steps begin at samples 0, 12 and 25.
+    steps = {**STEPS, "step_batch_size_schedule": "0:4 384:8 800:12"}
+    found = {}
+    for name, training in (("steps", steps), ("ramp", {})):
+        found[name] = ramp.train(tmp_path / name, ramp.prepare(tmp_path / name, training=training))
+    assert [found["steps"][number + 1, False]["batch_size"] for number in range(8)] == ramp.SIZES
+    assert found["steps"] == found["ramp"]
+    # A batch of another number of samples than its loss is divided by would have a loss apart from the others.
+    losses = [found["steps"][number + 1, False]["lm_loss"] for number in range(8)]
+    assert losses == pytest.approx([losses[0]] * 8, rel=0.3)
