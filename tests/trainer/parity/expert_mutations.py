@@ -86,7 +86,7 @@ def auxiliary_loss_averaged_over_the_own_part() -> AbstractContextManager[object
 def _load_balancing(change: Any) -> AbstractContextManager[object]:
     loss = losses.load_balancing_loss
 
-    def wrong(routing: Any, num_tokens: int, cp: ContextParallel) -> torch.Tensor:
-        return loss(routing, *change(num_tokens, cp))
+    def wrong(routing: Any, num_tokens: int, cp: ContextParallel, num_groups: int) -> torch.Tensor:
+        return loss(routing, *change(num_tokens, cp), num_groups)
 
     return mock.patch.object(losses, "load_balancing_loss", wrong)
