@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,6 +36,12 @@ class FlagMeaning:
     origins: dict[str, str] = field(default_factory=dict)
     without_effect: list[tuple[int, str, str]] = field(default_factory=list)
     remarks: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+def line_of(origin: str) -> int:
+    """The line of the script in an origin such as ``--lr, line 3``; 0 without one."""
+    found = re.search(r"\bline (\d+)", origin)
+    return int(found[1]) if found is not None else 0
 
 
 def architecture_of(entry: str, line: int) -> str:

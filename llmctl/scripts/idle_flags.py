@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from llmctl.scripts.flag_meaning import FlagMeaning
+from llmctl.scripts.flag_meaning import FlagMeaning, line_of
 from trainer.config.sections.model import ModelConfig
 
 _LOSS_SCALE, _ROPE_SCALING = "training.loss_scale", "model.rope_scaling"
@@ -43,6 +41,5 @@ def _reason_against_kernels(architecture: str, flags: FlagMeaning) -> str:
 
 def _drop(key: str, reason: str, flags: FlagMeaning) -> None:
     value, origin = flags.values.pop(key), flags.origins.pop(key, key)
-    line = re.search(r", line (\d+)", origin)
     shown = f"{origin.partition(',')[0]} {'' if isinstance(value, dict) else value}".strip()
-    flags.without_effect.append((int(line[1]) if line else 0, shown, reason))
+    flags.without_effect.append((line_of(origin), shown, reason))

@@ -16,7 +16,7 @@ from llmctl.scripts.config_text import render_config
 from llmctl.scripts.directives import JobWord, folder_of, read_directives
 from llmctl.scripts.errors import ScriptError, all_problems
 from llmctl.scripts.flag_group import FlagGroup, group_flags
-from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, questions, read_flags
+from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, line_of, questions, read_flags
 from llmctl.scripts.folder_meaning import bind, put_folder
 from llmctl.scripts.idle_flags import drop_idle
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
@@ -290,6 +290,5 @@ def _unread(error: ConfigError, skipped: Sequence[tuple[int, str]]) -> list[tupl
 def _blamed(error: ConfigError, origins: Mapping[str, str], launch_line: int) -> tuple[int, str]:
     """Line and message of a problem: those of the flag that set the key, else of the launch line."""
     origin = origins.get(error.key, "")
-    line = re.search(r"line (\d+)", origin)
     words = f"{origin.partition(',')[0]} ({error.key})" if origin else error.key
-    return int(line[1]) if line else launch_line, f"{words}: {error.problem}" if words else error.problem
+    return line_of(origin) or launch_line, f"{words}: {error.problem}" if words else error.problem

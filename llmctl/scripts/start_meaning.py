@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from posixpath import normpath
 
-from llmctl.scripts.flag_meaning import FlagMeaning
+from llmctl.scripts.flag_meaning import FlagMeaning, line_of
 from trainer.config.sections.checkpoint import PARTIAL_STARTS, folder_apart
 
 _SAVE, _LOAD = "checkpoint.save", "checkpoint.load"
@@ -29,12 +29,11 @@ def put_start(flags: FlagMeaning) -> None:
     own = flags.origins.get(_SAVE, "--save")
     flags.values[_SAVE] = apart
     flags.origins[_SAVE] = f"{own}: beside the folder of --load, from which {cause} takes a part"
-    line = re.search(r"line (\d+)", own)
     reason = (
         f"checkpoints go to {apart}, because {cause} takes only a part of what --load names in the same folder, which "
         "they would overwrite, and a later start must go on from them"
     )
-    flags.remarks.append((int(line[1]) if line else 0, f"--save {save}", reason))
+    flags.remarks.append((line_of(own), f"--save {save}", reason))
 
 
 def _in_brackets(origin: str) -> str:

@@ -55,9 +55,8 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
         named = arguments.config or str(path)
         script = import_script(path, named, parse_given(arguments.script_arguments), datetime.now())
         if script.ignored:
-            shown = (
-                f"{named}: {script.ignored} words have no effect here; llmctl import-script shows each with its reason"
-            )
+            count = "1 word has" if script.ignored == 1 else f"{script.ignored} words have"
+            shown = f"{named}: {count} no effect here; llmctl import-script shows each with its reason"
             warnings = (*warnings, shown)
         warnings = (*warnings, *(f"{named}, {remark}" for remark in script.remarks))
         return ConfigFile(path, script.sections, warnings)

@@ -10,6 +10,7 @@ import torch
 
 from tests.trainer.parity.balanced_models import BALANCED
 from tests.trainer.parity.encoder_models import ENCODER_DECODERS, ENCODERS
+from tests.trainer.parity.llama_shape import LLAMA
 from trainer.config.train_config import TrainConfig
 from trainer.data.samples.document_places import Documents
 from trainer.data.samples.micro_batch import MicroBatch
@@ -37,20 +38,8 @@ ADAM = {
 OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {"sgd": (SGD, ADAM), "adam": (ADAM, ADAM)}
 
 _GPT2 = {"num_attention_heads": 8, "hidden_dropout": 0.1, "attention_dropout": 0.1}
-_LLAMA = {
-    "num_attention_heads": 8,
-    "num_query_groups": 4,
-    "ffn_hidden_size": 48,
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
 _EXPERTS = {
-    **_LLAMA,
+    **LLAMA,
     "num_experts": 4,
     "moe_ffn_hidden_size": 32,
     "moe_aux_loss_coeff": 0.1,
@@ -59,11 +48,11 @@ _EXPERTS = {
 MODELS: Mapping[str, Mapping[str, Any]] = {
     # Learned positions, LayerNorm, biases, a tied table, dropout everywhere.
     "gpt2": _GPT2,
-    "llama": _LLAMA,
+    "llama": LLAMA,
     # Biases of queries, keys and values only, partly rotated heads, a tied table, fewer key and value heads than
     # tensor-parallel ranks; and so much padding that three of four ranks hold only padding of the table.
     "qwen": {
-        **_LLAMA,
+        **LLAMA,
         "num_query_groups": 2,
         "add_qkv_bias": True,
         "untie_embeddings_and_output_weights": False,
@@ -73,7 +62,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     # Normalized queries and keys; neighbouring channels rotated together, by scaled angles, in a part of each head;
     # heads wider than their share of the hidden size; fewer key and value heads than tensor-parallel ranks.
     "qwen3": {
-        **_LLAMA,
+        **LLAMA,
         "num_query_groups": 1,
         "kv_channels": 8,
         "qk_layernorm": True,
@@ -89,7 +78,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     # A norm of queries and keys over all heads, those of the other tensor-parallel ranks included.
     "olmo2": {
-        **_LLAMA,
+        **LLAMA,
         "num_query_groups": 1,
         "qk_layernorm": True,
         "qk_layernorm_scope": "all",
@@ -99,7 +88,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     # after a first dense layer, with a shared expert, sigmoid scores, and a bias that only chooses. Two prediction
     # layers.
     "deepseek": {
-        **{name: value for name, value in _LLAMA.items() if name != "num_query_groups"},
+        **{name: value for name, value in LLAMA.items() if name != "num_query_groups"},
         "multi_latent_attention": True,
         "q_lora_rank": 12,
         "kv_lora_rank": 10,
@@ -148,7 +137,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     # Gemma 2: norms before and after each sublayer, which multiply by 1 + weight, a scaled word embedding, GeGLU,
     # capped logits, a tied table.
     "gemma2": {
-        **_LLAMA,
+        **LLAMA,
         "swiglu": False,
         "gated_linear_unit": True,
         "activation_func": "gelu_tanh",
