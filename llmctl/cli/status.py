@@ -26,6 +26,8 @@ WATCH_INTERVAL_S = 2.0
 """Seconds between two reads of the runs' files."""
 DETAIL_WIDTH = 160
 """Characters of a reason beside other runs; the page of one run has all of it."""
+PAGE = 100
+"""Runs of ``--all`` at a time: somebody reads them, and each costs reads of the cluster's file system."""
 WIDE = 100
 """Terminal width, in columns, from which the table has wide spacing."""
 
@@ -46,6 +48,10 @@ def status(
         ),
     ] = "",
     every: bool = typer.Option(False, "--all", help="Include runs that ended long ago."),
+    page: Annotated[
+        int | None,
+        typer.Option("--page", metavar="K", min=1, help=f"With --all: the K-th {PAGE} runs, newest first."),
+    ] = None,
     watch: bool = typer.Option(False, "--watch", help="Refresh every two seconds until all runs have ended."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
@@ -55,21 +61,29 @@ def status(
     """
     if watch and as_json:
         raise UsageError("--watch: --json prints only one document; leave out one of the two")
+    if page is not None and (not every or runs):
+        raise UsageError("--page: only --all has pages; give --all, and no RUN")
     context: Context = ctx.obj
     entries, more = _select(context, runs or [], cluster, every)
+    older = 0
+    # A program gets all of them in one document, unless it asks for pages.
+    if every and not runs and (page is not None or not as_json):
+        entries, older = _turn_to(entries, page or 1)
     survey = RunSurvey(context, interval_s=INTERVAL_S if watch else 0.0)
     if watch:
         _watch(survey, entries, is_named=bool(runs))
     else:
         views = survey.look(entries, remember=not runs)
         if as_json:
-            print_json({"runs": [_document(*pair) for pair in zip(views, entries, strict=True)], "more": more})
+            print_json({"runs": [_document(*pair) for pair in zip(views, entries, strict=True)], "more": more + older})
         else:
             _show(views, is_named=bool(runs))
         if not entries and not as_json:
             say("no runs yet: llmctl submit starts one; llmctl status --cluster NAME searches for older ones")
     if more and not as_json:
         say(f"{more} more ended runs: llmctl status --all")
+    if older and not as_json:
+        say(f"{older:,} older runs: llmctl status --all --page {(page or 1) + 1}")
     if entries and survey.unreachable.keys() == {entry.cluster for entry in entries}:
         raise next(iter(survey.unreachable.values()))
 
@@ -89,6 +103,15 @@ def _select(context: Context, references: Sequence[str], cluster: str, every: bo
         found = [context.index.find(reference) for reference in references]
         return list(dict.fromkeys(entry for entry in found if cluster in ("", entry.cluster))), 0
     return choose_entries([entry for entry in context.index.entries() if cluster in ("", entry.cluster)], every=every)
+
+
+def _turn_to(entries: list[IndexEntry], page: int) -> tuple[list[IndexEntry], int]:
+    """The runs of one page, and the number of those on later ones."""
+    pages = max(1, -(-len(entries) // PAGE))
+    if page > pages:
+        raise UsageError(f"--page: {page} is past the last page, {pages}")
+    end = page * PAGE
+    return entries[end - PAGE : end], max(0, len(entries) - end)
 
 
 class RunPlace(TypedDict):

@@ -19,6 +19,7 @@ from llmctl.runs.record import load_records as load_run_records
 from llmctl.runs.view import RunView
 from llmctl.site.profile_names import cluster_names
 
+_FINISHED = frozenset(state.value for state in JobState if state.is_finished)
 RECENT = 10
 """Number of ended runs shown among those that have not ended."""
 SEEN_EVERY_S = 600.0
@@ -160,13 +161,13 @@ def choose_entries(entries: Sequence[IndexEntry], *, every: bool) -> tuple[list[
     newest_first = list(reversed(entries))
     if every:
         return newest_first, 0
-    hidden = set([entry for entry in newest_first if has_finished(entry)][RECENT:])
-    return [entry for entry in newest_first if entry not in hidden], len(hidden)
+    hidden = {entry.run_id for entry in [entry for entry in newest_first if has_finished(entry)][RECENT:]}
+    return [entry for entry in newest_first if entry.run_id not in hidden], len(hidden)
 
 
 def has_finished(entry: IndexEntry) -> bool:
     """True if a run had ended when last seen."""
-    return entry.last_state in {state.value for state in JobState if state.is_finished}
+    return entry.last_state in _FINISHED
 
 
 def load_records(entries: Sequence[IndexEntry], session: ClusterSession) -> list[RunRecord | RecordError]:

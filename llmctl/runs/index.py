@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from llmctl.transport.protocol import Transport
 
 _NUMBER = (int, float)
+_BLOCK = 1 << 14
+"""Bytes of one read: an entry has a few hundred."""
 _ENTRY_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("run_id", "name", "cluster", "run_dir"), (str,)),
     "created": _NUMBER,
@@ -66,8 +68,7 @@ class RunIndex:
 
     def entries(self) -> list[IndexEntry]:
         """All runs, oldest first. Unreadable files are skipped: ``rebuild`` restores them."""
-        found = (self._entry(path) for path in self.folder.glob("*.json"))
-        return sorted((entry for entry in found if entry is not None), key=lambda entry: (entry.created, entry.run_id))
+        return self._entries_with("")
 
     def find(self, reference: str) -> IndexEntry:
         """Find a run by run id or its unique prefix, newest name, or job id.
@@ -79,7 +80,7 @@ class RunIndex:
         whole = self._entry(self._path(reference)) if RUN_ID.fullmatch(reference) else None
         if whole is not None and whole.run_id == reference:
             return whole
-        entries = self.entries()
+        entries = self._entries_with(reference)
         rules: tuple[Callable[[IndexEntry], bool], ...] = (
             lambda entry: entry.name == reference,
             lambda entry: reference in entry.job_ids,
@@ -91,6 +92,7 @@ class RunIndex:
                 return found[-1]  # the newest run of a name or job id; schedulers reuse job ids
             if found:
                 raise RecordError(f"{reference!r} is the beginning of several runs: {_names(found)}; give more of it")
+        entries = self.entries()
         known = f"; the newest are {_names(entries)}" if entries else "; there is no run yet: llmctl submit starts one"
         raise RecordError(f"no run is called {reference!r}{known}")
 
@@ -100,7 +102,7 @@ class RunIndex:
             files = [file for file in found if file.name.startswith(beginning) and file.name.endswith(".json")]
             if len(files) > limit:
                 files = sorted(files, key=lambda file: file.stat().st_mtime)[-limit:]
-            entries = [entry for file in files if (entry := self._entry(Path(file.path))) is not None]
+            entries = [entry for file in files if (entry := self._entry(file.path)) is not None]
             return sorted(entries, key=lambda entry: (entry.created, entry.run_id), reverse=True)
         return []
 
@@ -140,9 +142,25 @@ class RunIndex:
     def _path(self, run_id: str) -> Path:
         return self.folder / f"{run_id}.json"
 
-    def _entry(self, path: Path) -> IndexEntry | None:
+    def _entries_with(self, text: str) -> list[IndexEntry]:
+        """The runs in whose files ``text`` stands, oldest first. The other files, mostly thousands, are not parsed."""
+        import json
+
+        wanted = json.dumps(text)[1:-1].encode()
+        found = []
+        with suppress(FileNotFoundError), os.scandir(self.folder) as files:
+            for file in files:
+                if file.name.endswith(".json") and (entry := self._entry(file.path, wanted)) is not None:
+                    found.append(entry)
+        return sorted(found, key=lambda entry: (entry.created, entry.run_id))
+
+    def _entry(self, path: str | Path, wanted: bytes = b"") -> IndexEntry | None:
+        """The run of a file; None if the file cannot be read, or has not the ``wanted`` bytes."""
         try:
-            values = parse_json(path, path.read_bytes())
+            text = _bytes_of(path)
+            if wanted not in text:
+                return None
+            values = parse_json(path, text)
             check_types(values, _ENTRY_TYPES)
             # A newer llmctl may have added keys.
             known = {key: value for key, value in values.items() if key in IndexEntry.__dataclass_fields__}
@@ -152,6 +170,19 @@ class RunIndex:
 
     def _write(self, entry: IndexEntry) -> None:
         _write_json(self._path(entry.run_id), {**asdict(entry), "run_dir": str(entry.run_dir)})
+
+
+def _bytes_of(path: str | Path) -> bytes:
+    """Content of a file. Half the time of ``Path.read_bytes``, which counts for thousands of files."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = block = os.read(descriptor, _BLOCK)
+        while len(block) == _BLOCK:
+            block = os.read(descriptor, _BLOCK)
+            text += block
+        return text
+    finally:
+        os.close(descriptor)
 
 
 def _entry_of(record: RunRecord) -> IndexEntry:

@@ -288,7 +288,7 @@ def check_types(values: Any, types: Mapping[str, tuple[type, ...]]) -> None:
             raise TypeError(f"{key} cannot be {values[key]!r}")
 
 
-def parse_json(path: Path, text: bytes) -> dict[str, Any]:
+def parse_json(path: str | Path, text: bytes) -> dict[str, Any]:
     """Parse the object in ``text``, the content of ``path``.
 
     Raises:

@@ -222,6 +222,27 @@ def test_old_finished_runs_are_counted_and_shown_with_all(home, index, job, caps
     assert "3 more ended runs: llmctl status --all" in capsys.readouterr().err
 
 
+def test_all_runs_come_in_pages_and_a_program_gets_them_whole(home, index, job, capsys, monkeypatch):
+    monkeypatch.setattr("llmctl.cli.status.PAGE", 2)
+    for number in range(5):
+        finished(home, index, job, f"old-{number}", created=1000.0 + number)
+    shown = []
+    for page in ("1", "2", "3"):
+        assert main(["status", "--all", "--page", page]) == 0
+        out, err = capsys.readouterr()
+        shown.append([line.split()[0] for line in out.splitlines()[1:]])
+        assert ("llmctl status --all --page" in err) == (page != "3")
+    assert shown == [["old-4", "old-3"], ["old-2", "old-1"], ["old-0"]]
+    assert main(["status", "--all"]) == 0
+    assert "3 older runs: llmctl status --all --page 2" in capsys.readouterr().err
+    assert [len(documents(capsys, *words)["runs"]) for words in (["--all"], ["--all", "--page", "3"])] == [5, 1]
+    assert documents(capsys, "--all", "--page", "1")["more"] == 3
+    assert main(["status", "--all", "--page", "4"]) == 2
+    assert "4 is past the last page, 3" in capsys.readouterr().err
+    assert main(["status", "--page", "1"]) == 2 == main(["status", "old-1", "--all", "--page", "1"])
+    assert "only --all has pages" in capsys.readouterr().err
+
+
 def test_runs_by_id_beginning_name_and_job_id(home, index, job, capsys):
     run = make_run(home / "runs", "alpha-1").submit(job)
     index.add(run.record)
