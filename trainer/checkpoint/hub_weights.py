@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainer.checkpoint.directory import AnotherModelError, CheckpointError
 from trainer.checkpoint.fill import Block, fill_shard
 from trainer.checkpoint.load import check_same_model
-from trainer.checkpoint.save import stored_shape
+from trainer.checkpoint.saving.staging import stored_shape
 from trainer.families.catalogue import first_difference
 from trainer.families.format.errors import FamilyError
 from trainer.families.gguf.header import is_gguf

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.checkpoint.directory import AnotherModelError
 from trainer.checkpoint.fill import fill_shard
 from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
-from trainer.checkpoint.save import stored_shape
+from trainer.checkpoint.saving.staging import stored_shape
 from trainer.checkpoint.stored_tensors import StoredTensors
 
 if TYPE_CHECKING:

@@ -9,15 +9,14 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from trainer.checkpoint.checksums import VerifiedFile, WrittenFile, sampled_blocks
 from trainer.checkpoint.directory import (
@@ -33,19 +32,18 @@ from trainer.checkpoint.directory import (
     remove_leftovers,
     temporary_path,
 )
-from trainer.checkpoint.metadata import CheckpointMetadata, StoredPart, stored_key
+from trainer.checkpoint.metadata import CheckpointMetadata
 from trainer.checkpoint.mounted_folder import MountedFolder
 from trainer.checkpoint.rank_indexes import gather_indexes, index_path
 from trainer.checkpoint.saved_progress import write_saved_progress
-from trainer.checkpoint.shards import DTYPE_NAMES, write_rank_file
-from trainer.data_parallel.parameter_shards import StoredShard, is_first_copy
+from trainer.checkpoint.saving.staging import StagedSave, stage
+from trainer.checkpoint.shards import write_rank_file
 from trainer.distributed.collectives import first_text, max_over_ranks, sum_over_ranks
 from trainer.process.failure import PeerFailedError
 from trainer.process.run_directory import sync_directory
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
-    from trainer.model.sharding import ParameterLayout
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parallel_model import ParallelModel
     from trainer.process.progress import TrainingProgress
@@ -134,6 +132,17 @@ class CheckpointWriter:
     ) -> MissedSave | None:
         """Write one checkpoint and read back a part; None, or the failure of the disk. Collective: all ranks.
 
+        Raises: see drain.
+        """
+        return self.drain(self.stage(model, optimizer, progress), deletes_old=deletes_old)
+
+    def stage(self, model: ParallelModel, optimizer: MixedPrecisionOptimizer, progress: TrainingProgress) -> StagedSave:
+        """Collect this rank's part of a checkpoint, between two steps. Collective: all ranks."""
+        return stage(model, optimizer, self.config, progress)
+
+    def drain(self, staged: StagedSave, *, deletes_old: bool = True) -> MissedSave | None:
+        """Write what was staged, and publish it; None, or the failure of the disk. Collective: all ranks.
+
         A failure leaves complete checkpoints as they are. With ``deletes_old`` rank 0 then deletes old ones by
         checkpoint.keep_last.
 
@@ -142,12 +151,10 @@ class CheckpointWriter:
             LostLockError: on rank 0, another process has taken the run over; nothing is published.
             PeerFailedError: another rank failed, not for its disk.
         """
-        iteration = progress.iteration
+        iteration, mesh = staged.iteration, staged.mesh
         temporary = temporary_path(self.root, iteration, self._mark)
         what = f"the checkpoint of iteration {iteration} could not be written"
-        mesh = model.mesh
         is_first, has_written = mesh.rank == 0, [0.0] * mesh.world_size
-        model.gradients.wait_for_weights()
 
         def begin() -> None:
             self._check_lock()
@@ -157,10 +164,10 @@ class CheckpointWriter:
             temporary.mkdir()
 
         def write() -> None:
-            has_written[mesh.rank] = float(self._write_part(temporary, model, optimizer, iteration))
+            has_written[mesh.rank] = float(self._write_part(temporary, staged))
 
         def finish(writers: Sequence[int]) -> None:
-            self._describe(temporary, writers, model, optimizer, progress)
+            self._describe(temporary, writers, staged)
             problem = damage(temporary)
             if problem is not None:
                 raise DamagedCheckpointError(f"what was read back of {temporary} {problem}")
@@ -258,58 +265,25 @@ class CheckpointWriter:
         if problem is not None:
             raise DamagedCheckpointError(f"{path.name}, read back after the write, {problem}")
 
-    def _write_part(
-        self, temporary: Path, model: ParallelModel, optimizer: MixedPrecisionOptimizer, iteration: int
-    ) -> bool:
+    def _write_part(self, temporary: Path, staged: StagedSave) -> bool:
         """Write this rank's tensors; True if the rank has any."""
-        shards = {shard.name: shard for shard in model.stored_shards if _is_written(shard, model)}
-        kinds = {"model": {name: shard.weight for name, shard in shards.items()}}
-        if not self.config.checkpoint.no_save_optim:
-            kinds |= optimizer.tensors()
-        contents: dict[str, dict[str, Tensor]] = {}
-        index: dict[str, dict[str, Any]] = {}
-        for kind, tensors in kinds.items():
-            file = f"{'model' if kind == 'model' else 'optimizer'}_rank{model.mesh.rank:05d}.safetensors"
-            for name, shard in shards.items():
-                if name not in tensors:
-                    continue
-                layout, parts = model.layouts[name], []
-                for part, tensor in _parts(layout, model, shard, tensors[name], file, stored_key(kind, name)):
-                    contents.setdefault(file, {})[part.key] = tensor
-                    parts.append(part)
-                if parts:
-                    values = {"shape": stored_shape(layout), "dtype": DTYPE_NAMES[tensors[name].dtype], "parts": parts}
-                    index.setdefault(kind, {})[name] = values
-        if contents:
-            files = {file: write_rank_file(temporary / file, tensors) for file, tensors in contents.items()}
+        if staged.files:
+            files = {file: write_rank_file(temporary / file, tensors) for file, tensors in staged.files.items()}
             for file, written in files.items():
-                self._read_back(temporary / file, written, iteration)
-            text = json.dumps({"tensors": index, "files": files})
-            index_path(temporary, model.mesh.rank).write_text(text, encoding="utf-8")
-        return bool(contents)
+                self._read_back(temporary / file, written, staged.iteration)
+            text = json.dumps({"tensors": staged.index, "files": files})
+            index_path(temporary, staged.mesh.rank).write_text(text, encoding="utf-8")
+        return bool(staged.files)
 
-    def _describe(
-        self,
-        temporary: Path,
-        writers: Sequence[int],
-        model: ParallelModel,
-        optimizer: MixedPrecisionOptimizer,
-        progress: TrainingProgress,
-    ) -> None:
+    def _describe(self, temporary: Path, writers: Sequence[int], staged: StagedSave) -> None:
         tensors, files, checksums = gather_indexes(temporary, writers)
-        with_optimizer = not self.config.checkpoint.no_save_optim
-        mesh = model.mesh
         metadata = CheckpointMetadata(
-            progress=progress.state(),
+            progress=staged.progress,
             config=self.config.model_dump(mode="json"),
             vocab_size=self.vocab_size,
-            layout={
-                **{axis: getattr(mesh, axis) for axis in ("tp", "pp", "dp", "cp", "ep")},
-                "zero_stage": self.config.parallel.zero_stage,
-                "pipeline_schedule": model.schedule,
-            },
-            optimizer={"name": self.config.optimizer.optimizer, "steps": optimizer.steps} if with_optimizer else None,
-            loss_scaler=optimizer.loss_scaler.state() if with_optimizer else None,
+            layout=staged.layout,
+            optimizer=staged.optimizer,
+            loss_scaler=staged.loss_scaler,
             tensors=tensors,
             files=files,
             kernels=self.kernels,
@@ -322,36 +296,6 @@ class CheckpointWriter:
             file.flush()
             os.fsync(file.fileno())
         sync_directory(temporary)
-
-
-def stored_shape(layout: ParameterLayout) -> tuple[int, ...]:
-    """Shape of the global tensor without vocabulary padding."""
-    return (layout.valid_rows or layout.global_shape[0], *layout.global_shape[1:])
-
-
-def _is_written(shard: StoredShard, model: ParallelModel) -> bool:
-    is_sharded = model.gradients.is_sharded and shard.name not in model.buffers
-    return is_first_copy(model.layouts[shard.name], model.mesh, is_sharded)
-
-
-def _parts(
-    layout: ParameterLayout, model: ParallelModel, shard: StoredShard, flat: Tensor, file: str, key: str
-) -> Iterator[tuple[StoredPart, Tensor]]:
-    """The parts of a tensor that this rank stores.
-
-    The tensor has one element per element of ``shard``. No shard box contains padding.
-    """
-    number = 0
-    for box in layout.boxes(model.mesh):
-        low, high = max(shard.start, box.start), min(shard.stop, box.stop)
-        if not box.is_owned or low >= high:
-            continue
-        tensor = flat[low - shard.start : high - shard.start]
-        if (low, high) == (box.start, box.stop):
-            tensor = tensor.view(box.shape)
-        name = f"{key}#{number}" if number else key
-        number += 1
-        yield StoredPart(file, name, box.offset, box.shape, low - box.start, high - box.start), tensor
 
 
 def complete_iterations_quietly(root: Path) -> list[int]:

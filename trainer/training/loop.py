@@ -12,12 +12,11 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trainer.conversion.beside_checkpoint import write_hub_folder
-from trainer.distributed.collectives import any_rank, max_over_ranks, sum_over_ranks
+from trainer.distributed.collectives import max_over_ranks, sum_over_ranks
 from trainer.distributed.random_streams import StepRandomness
 from trainer.distributed.step_timers import StepTimers
 from trainer.pipeline.executor import forward_backward
@@ -25,7 +24,6 @@ from trainer.process.device import peak_memory_bytes
 from trainer.process.failure import PeerFailedError
 from trainer.process.metrics import (
     SpeedScale,
-    missed_row,
     tasks_line,
     tasks_row,
     training_line,
@@ -35,7 +33,8 @@ from trainer.process.metrics import (
 )
 from trainer.training.global_batches import GlobalBatches
 from trainer.training.interval import Interval
-from trainer.training.missed_saves import MissedSaves
+from trainer.training.lost_lock import check_lock, end_lost_run
+from trainer.training.saving import Saving
 from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
 from trainer.training.step_hooks import StepHooks
 from trainer.training.step_numbers import StepNumbers
@@ -43,9 +42,7 @@ from trainer.training.training_lines import TrainingLines
 from trainer.training.weight_hashes import compare_replicas
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from trainer.checkpoint.save import CheckpointWriter, MissedSave
+    from trainer.checkpoint.save import CheckpointWriter
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer, StepOutcome
@@ -92,7 +89,7 @@ class TrainingLoop:
     attempt: int = 1
     saved_iteration: int | None = None
     switch: KernelSwitch | None = None
-    _missed_saves: MissedSaves = field(init=False)
+    _saving: Saving = field(init=False)
     _skipped_steps: SkippedSteps = field(init=False)
     _lines: TrainingLines = field(init=False)
     _timers: StepTimers = field(init=False)
@@ -104,14 +101,28 @@ class TrainingLoop:
     _interval: Interval = field(default_factory=Interval)
 
     def __post_init__(self) -> None:
-        training, checkpoint = self.config.training, self.config.checkpoint
-        self._missed_saves = MissedSaves(checkpoint.max_missed_saves, checkpoint.missed_saves_grace_s)
+        training = self.config.training
         self._skipped_steps = SkippedSteps(training.max_skipped_steps, training.skipped_steps_window)
         self._lines = TrainingLines(self.config.logging.log_interval)
         self._batches = GlobalBatches(self.config, self.model, self.data, self.device)
         self._timers = StepTimers(self.config.logging, self.device)
         self._numbers = StepNumbers(self.config, self.model, self.optimizer)
         self._hooks = StepHooks(self.config, self.model)
+        self._saving = Saving(
+            config=self.config.checkpoint,
+            model=self.model,
+            optimizer=self.optimizer,
+            data=self.data,
+            progress=self.progress,
+            heartbeat=self.heartbeat,
+            device=self.device,
+            writer=self.writer,
+            lock=self.lock,
+            attempt=self.attempt,
+            saved_iteration=self.saved_iteration,
+            before_save=self._hooks.before_save,
+            append=self._append,
+        )
 
     def run(self) -> Ending:
         """Train until train_iters or a stop request, then save.
@@ -150,7 +161,7 @@ class TrainingLoop:
                 self._evaluate_tasks(self.tasks)
             is_stopped = False
         self._save(is_last=True)
-        self._check_lock()
+        check_lock(self.lock, self.device)
         return "stopped" if is_stopped else "completed"
 
     def _iterate(self) -> bool:
@@ -202,7 +213,7 @@ class TrainingLoop:
             self._hooks.after_step()
         if switches and self.switch is not None and not is_last:
             self._beat("switching the kernels")
-            self.writer, lines = self.switch.make(progress.iteration, self.writer)
+            self._saving.writer, lines = self.switch.make(progress.iteration, self._saving.writer)
             self.switch = None
             self._say("\n".join(lines))
         return is_stopped
@@ -222,7 +233,7 @@ class TrainingLoop:
         totals = sum_over_ranks([*own, *chain.from_iterable(further.values()), *flags], self.device)
         sums, (stops, lost, switches) = totals[: len(own)], totals[-len(flags) :]
         if lost:
-            self._end_lost_run()
+            end_lost_run(self.lock)
         losses = dict(zip(labels, zip(sums, labels.values(), strict=True), strict=True))
         self._count(outcome, losses, samples)
         for name, total, count in zip(further, totals[len(own) :: 2], totals[len(own) + 1 :: 2], strict=False):
@@ -239,17 +250,6 @@ class TrainingLoop:
         """True if this rank has a stop request, or has trained for exit_duration_in_mins."""
         limit = self.config.training.exit_duration_in_mins
         return self.stop.is_made() or (limit is not None and time.perf_counter() - self._began > 60.0 * limit)
-
-    def _check_lock(self) -> None:
-        """End the run on all ranks if another process has taken it over."""
-        if any_rank(self.lock is not None and self.lock.is_lost(), self.device):
-            self._end_lost_run()
-
-    def _end_lost_run(self) -> NoReturn:
-        """Raise LostLockError on rank 0, PeerFailedError on all others."""
-        if self.lock is not None:
-            self.lock.check()
-        raise PeerFailedError("another process has taken the run over: rank 0 reports which")
 
     def _count_skipped(self, outcome: StepOutcome, loss_scale: float, is_number: bool) -> None:
         """Count the skipped steps, and those without a finite loss, but not those that search for the loss scale.
@@ -336,57 +336,9 @@ class TrainingLoop:
         self._say(tasks_line(row, self.config.training.train_iters))
 
     def _save(self, *, is_last: bool = False) -> None:
-        """Save, unless this iteration is saved. A failure of the disk ends the run at the limit, or at the last save.
-
-        Raises:
-            CheckpointError: a rank met this end.
-            PeerFailedError: another rank met it.
-        """
-        if self.writer is None or self.saved_iteration == self.progress.iteration:
-            return
-        self._beat("checkpoint")
-        self._hooks.before_save()
-        began = time.perf_counter()
-        self.progress.data_state = self.data.state(self.progress.consumed_samples)
-        is_good = not self._skipped_steps.in_a_row
-        missed = self.writer.save(self.model, self.optimizer, self.progress, deletes_old=is_good)
+        """Save, unless this iteration is saved; see Saving.save."""
+        self._saving.save(is_good=not self._skipped_steps.in_a_row, is_last=is_last)
         self._save_is_due = False
-        if missed is not None:
-            self._miss(missed, is_last=is_last)
-            return
-        seconds = time.perf_counter() - began
-        self._missed_saves.reset()
-        self.heartbeat.warn("")
-        self.saved_iteration = self.progress.iteration
-        self._say(f"iteration {self.progress.iteration} saved to {self.writer.root} in {seconds:.1f} s")
-        if self.config.checkpoint.save_hugging_face:
-            self._check_lock()
-            self._write_hub_folder(self.writer.root)
-
-    def _miss(self, missed: MissedSave, *, is_last: bool) -> None:
-        """Tell of a save that the disk refused, and end the run if it was one too many."""
-        self._missed_saves.add()
-        # By the clock of rank 0, so that all ranks end together.
-        decides = self.model.mesh.rank == 0
-        ends = is_last or any_rank(decides and self._missed_saves.are_too_many, self.device)
-        warning = f"{missed.sentence}; {self._missed_saves}"
-        # The error of the run has the sentence, and status shows both.
-        self.heartbeat.warn(str(self._missed_saves) if ends else warning)
-        self._append(missed_row(self.attempt, self.progress.iteration, missed.sentence))
-        self._say(f"iteration {self.progress.iteration}: {warning}")
-        if ends:
-            raise missed.error()
-
-    def _write_hub_folder(self, root: Path) -> None:
-        began, iteration = time.perf_counter(), self.progress.iteration
-        self._beat("export")
-        problem = write_hub_folder(root, iteration, self.model.mesh.rank, self.device)
-        seconds = time.perf_counter() - began
-        self._say(
-            f"iteration {iteration}: Hugging Face folder written in {seconds:.1f} s"
-            if problem is None
-            else f"iteration {iteration}: the checkpoint is complete, but its Hugging Face folder is not: {problem}"
-        )
 
     def _append(self, row: dict[str, Any]) -> None:
         if self.metrics is not None:

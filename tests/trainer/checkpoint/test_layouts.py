@@ -19,7 +19,8 @@ from trainer.checkpoint.directory import METADATA, CheckpointError, checkpoint_p
 from trainer.checkpoint.metadata import StoredPart, StoredTensor, load_metadata
 from trainer.checkpoint.regions import is_partition, overlap, regions_of_flat_range
 from trainer.checkpoint.resume import restore
-from trainer.checkpoint.save import CheckpointWriter, stored_shape
+from trainer.checkpoint.save import CheckpointWriter
+from trainer.checkpoint.saving.staging import stored_shape
 from trainer.process.progress import TrainingProgress
 
 VERSION_1 = Path(__file__).parents[2] / "recorded" / "checkpoint_version_1"
