@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from . import processes
 from .settings import JobSettings
@@ -17,6 +17,8 @@ _RESERVE = ".reserve"
 _RESERVE_BYTES = 65536
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 """Whatever the umask: a group that may read the run must not be able to put its records in place of these."""
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class AttemptError(Exception):
@@ -74,10 +76,12 @@ class Attempt(NamedTuple):
         if not self.suffix:
             self.reserve_room()
 
-    def write_exit(self, code: int, reason: str, signal: Optional[str], cause: str = "") -> None:
-        """Record exit code, reason and signal of the attempt, and the cause of a failure as a sentence."""
+    def write_exit(
+        self, code: int, reason: str, signal: Optional[str], cause: str = "", further: Mapping[str, Any] = _NOTHING
+    ) -> None:
+        """Record exit code, reason and signal of the attempt, the cause of a failure as a sentence, and ``further``."""
         values = {"code": code, "reason": reason, "signal": signal, "time": int(time.time()), "cause": cause}
-        self.write(f"exit{self.suffix}.json", {**values, "node": socket.gethostname()})
+        self.write(f"exit{self.suffix}.json", {**values, "node": socket.gethostname(), **further})
         if not self.suffix:
             self.release_room()
 

@@ -1,6 +1,5 @@
 """Cause of a failed attempt: its exit code, and a sentence for exit.json."""
 
-import json
 import os
 import re
 import signal
@@ -9,6 +8,7 @@ from typing import List, Tuple
 
 from .attempt import Attempt
 from .ends import PartEnd, read_ends
+from .restarts import read_rank_failures
 from .settings import JobSettings
 
 _TAIL_BYTES = 65536
@@ -36,17 +36,10 @@ def code_of_cause(folder: str, code: int) -> int:
     torchrun exits with 1 for any exit code of its ranks. srun exits with the highest code of all ranks, which is the
     code of a rank that srun has ended because another one failed.
     """
-    causes: List[Tuple[float, int]] = []
-    with suppress(OSError):
-        for name in os.listdir(f"{folder}/errors"):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                with open(f"{folder}/errors/{name}", encoding="utf-8", errors="replace") as file:
-                    error = json.loads(file.read())
-                if error["consequence"] is False:
-                    causes.append((float(error["time"]), int(error["exit_code"])))
+    causes = [(rank.time, rank.exit_code) for rank in read_rank_failures(folder) if not rank.consequence]
     if causes:
         return min(causes)[1]
-    failed = _failed_parts(folder)
+    failed = failed_parts(folder)
     first = failed[0][1] if failed else None
     if first is not None and (_is_killed(first) or 1 < first.code < _OF_SIGNALS):
         return first.code
@@ -86,7 +79,7 @@ def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str) ->
     Returns:
         The sentence; empty if the ranks have begun, and so report their failures themselves.
     """
-    failed = _failed_parts(attempt.folder)
+    failed = failed_parts(attempt.folder)
     if failed and _is_killed(failed[0][1]):
         part, end = failed[0]
         what = "the command"
@@ -118,7 +111,7 @@ def _is_killed(end: PartEnd) -> bool:
     return end.signal not in (0, signal.SIGTERM)
 
 
-def _failed_parts(folder: str) -> List[Tuple[str, PartEnd]]:
+def failed_parts(folder: str) -> List[Tuple[str, PartEnd]]:
     """Names and ends of the parts that failed, the first failure first."""
     failed = [(part, end) for part, end in read_ends(folder).items() if end.code != 0]
     return sorted(failed, key=lambda named: (named[1].time, named[0]))

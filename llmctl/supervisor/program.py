@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from . import each_host, images, processes
 from .attempt import (
@@ -18,13 +18,14 @@ from .attempt import (
     remove_secrets,
     tell,
 )
-from .cause import cause_of_failure, code_of_cause, launchers_error, text_since
+from .cause import cause_of_failure, code_of_cause, failed_parts, launchers_error, text_since
 from .end_request import EndByFile, EndBySignal, EndByStep, EndRequest
 from .ends import doubt_about_success
 from .node import attempt_variables, end_file_of, run_node
 from .notices import Notices, send
 from .peers import Peers
 from .rendezvous import reserve_port
+from .restarts import Failure, class_of, read_rank_failures, read_reached
 from .settings import JobSettings
 from .signals import Signals
 from .trust import TrustError, check_submission
@@ -236,10 +237,20 @@ class Supervisor:
             remove_secrets(job)
         processes.kill_attempt(job.run_dir, attempt.number)
         code, cause = self._true_end(attempt, watch, code)
-        attempt.write_exit(code, watch.reason(code), watch.signal, cause)
+        reason = watch.reason(code)
+        further = self._failure(attempt, watch, code) if reason == "failed" and self._node == 0 else {}
+        attempt.write_exit(code, reason, watch.signal, cause, further)
         if notices is not None:
-            notices.end(code, watch.reason(code), cause)
+            notices.end(code, reason, cause)
         return code
+
+    def _failure(self, attempt: Attempt, watch: Watch, code: int) -> Dict[str, Any]:
+        """Values of exit.json on a failed attempt: its class, and what the run has trained and saved so far."""
+        job, folder = self._job, attempt.folder
+        parts = tuple(end for _, end in failed_parts(folder))
+        failure = Failure(code, job.is_training, read_rank_failures(folder), parts, lost_node=bool(watch.lost))
+        reached = read_reached(job.run_dir, attempt.number)
+        return {"class": class_of(failure), "trained": reached.trained, "saved": reached.saved}
 
     def _true_end(self, attempt: Attempt, watch: Watch, code: int) -> Tuple[int, str]:
         """Exit code and cause of a failure; a launcher's success needs the records of all parts."""

@@ -30,6 +30,8 @@ class JobSettings(NamedTuple):
         notify_on: events that are told there.
         points_per_node_hour: price of a node in the site's points, for trackers; None: the site has none, or unknown.
         points_unit: name of the points.
+        max_restarts: how often a failed attempt begins again in this job.
+        restart_on: classes of failures after which an attempt begins again (see restarts.py).
     """
 
     run_id: str
@@ -53,6 +55,8 @@ class JobSettings(NamedTuple):
     notify_on: Tuple[str, ...] = ()
     points_per_node_hour: Optional[float] = None
     points_unit: str = ""
+    max_restarts: int = 0
+    restart_on: Tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str) -> "JobSettings":

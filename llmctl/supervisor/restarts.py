@@ -1,0 +1,226 @@
+"""Class of a failure, and the decision to begin again in the same job. Pure, but for the readers of the facts."""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from .ends import PartEnd
+from .settings import JobSettings
+
+KILLED, LOST_PEER, HANG, NODE = "killed", "lost_peer", "hang", "node"
+NOT_FINITE, OUT_OF_MEMORY, ERROR, UNKNOWN = "not_finite", "out_of_memory", "error", "unknown"
+CONFIG, DISK = "config", "disk"
+NEVER = {
+    CONFIG: "a new attempt would meet the same error of the config",
+    DISK: "the disk is full, or a quota is used up",
+}
+"""Classes that no new attempt can help, with the reason."""
+LEAST_LEFT_S = 60.0
+"""Less time before the job's limit is not worth a new start."""
+MOST_FRUITLESS = 2
+"""Attempts in a row without a new step that are a crash loop."""
+
+_BAD_CONFIG = (2, 3)
+"""Exit codes of the trainer for bad flags and a bad config (trainer/commands/pretrain.py)."""
+_OF_SIGNALS = 128
+_BY_LAUNCHER = _OF_SIGNALS + int(signal.SIGTERM)
+"""A launcher ends the parts that are left by SIGTERM."""
+_NO_ROOM = ("no space left on device", "disk quota exceeded")
+_NO_MEMORY = ("out of memory", "cannot allocate memory")
+_NO_MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
+_TAIL_BYTES = 65536
+
+
+class RankFailure(NamedTuple):
+    """One errors/rank-NNNNN.json: class and words of the exception, and True if another rank is the cause."""
+
+    type: str
+    message: str
+    consequence: bool
+    exit_code: int
+    time: float
+
+
+class Failure(NamedTuple):
+    """Facts on a failed attempt.
+
+    Attributes:
+        code: exit code, as for exit.json.
+        is_training: False for a COMMAND.
+        ranks: records of the failed ranks.
+        parts: ends of the parts that failed, the first one first.
+        verdict: class that the watch of the attempt has given; empty without one.
+        lost_node: a machine has fallen silent, or a part has not started.
+    """
+
+    code: int
+    is_training: bool = True
+    ranks: Tuple[RankFailure, ...] = ()
+    parts: Tuple[PartEnd, ...] = ()
+    verdict: str = ""
+    lost_node: bool = False
+
+
+class Reached(NamedTuple):
+    """Newest trained and newest saved iteration of the run at the end of an attempt."""
+
+    attempt: int
+    trained: int
+    saved: int
+
+
+class History(NamedTuple):
+    """Attempts of the run up to the one that has just failed.
+
+    Attributes:
+        reached: of each attempt, the oldest first; the last one is the failed attempt.
+        restarts: how often this submission has begun again so far.
+    """
+
+    reached: Tuple[Reached, ...]
+    restarts: int
+
+
+def class_of(failure: Failure) -> str:
+    """Class of a failure: by the verdict of the watch, then the first rank's own error, then what was killed."""
+    if failure.verdict:
+        return failure.verdict
+    own = sorted((rank for rank in failure.ranks if not rank.consequence), key=lambda rank: rank.time)
+    if own:
+        return _class_of_error(own[0])
+    codes = (failure.code, *(part.signal and _OF_SIGNALS + part.signal for part in failure.parts[:1]))
+    if any(_OF_SIGNALS < code < _OF_SIGNALS + 65 and code != _BY_LAUNCHER for code in codes):
+        return KILLED
+    if failure.lost_node:
+        return NODE
+    if failure.ranks:
+        return LOST_PEER
+    if _BY_LAUNCHER in codes:
+        return KILLED
+    if failure.is_training and failure.code in _BAD_CONFIG:
+        return CONFIG
+    return UNKNOWN if failure.is_training else ERROR
+
+
+def _class_of_error(rank: RankFailure) -> str:
+    words = rank.message.lower()
+    if rank.exit_code in _BAD_CONFIG:
+        return CONFIG
+    if rank.type == "NonFiniteError":
+        return NOT_FINITE
+    if any(each in words for each in _NO_ROOM):
+        return DISK
+    if rank.type in _NO_MEMORY_TYPES or any(each in words for each in _NO_MEMORY):
+        return OUT_OF_MEMORY
+    return ERROR
+
+
+def refusal(job: JobSettings, failure_class: str, history: History, left_s: Optional[float]) -> str:
+    """The reason why a failed attempt is the last one; empty if the run begins again.
+
+    Args:
+        job: settings, with max_restarts above 0.
+        failure_class: of the failed attempt.
+        history: the attempts up to this one.
+        left_s: seconds until the run is asked to stop at its time limit; None without a limit.
+    """
+    if failure_class in NEVER:
+        return NEVER[failure_class]
+    if failure_class not in job.restart_on:
+        return f"{failure_class} is not one of job.restart_on ({', '.join(job.restart_on)})"
+    fruitless = fruitless_attempts(history.reached) if job.is_training else ()
+    if len(fruitless) >= MOST_FRUITLESS:
+        best = max(one.trained for one in history.reached)
+        numbers = " and ".join(str(attempt) for attempt in fruitless[-MOST_FRUITLESS:])
+        return f"attempts {numbers} have trained and saved nothing beyond iteration {best}"
+    if history.restarts >= job.max_restarts:
+        return f"job.max_restarts {job.max_restarts} is used up"
+    if left_s is not None and left_s < LEAST_LEFT_S:
+        return f"{max(0.0, left_s):.0f} s are left before the time limit"
+    return ""
+
+
+def fruitless_attempts(reached: Sequence[Reached]) -> Tuple[int, ...]:
+    """Numbers of the last attempts in a row that have neither trained nor saved a step that an earlier one had not."""
+    best = Reached(0, 0, 0)
+    fruitless: List[int] = []
+    for one in reached:
+        if one.trained > best.trained or one.saved > best.saved:
+            fruitless = []
+        else:
+            fruitless.append(one.attempt)
+        best = Reached(0, max(best.trained, one.trained), max(best.saved, one.saved))
+    return tuple(fruitless)
+
+
+def read_rank_failures(folder: str) -> Tuple[RankFailure, ...]:
+    """Records of the failed ranks of an attempt; a half-written one is left out."""
+    found = []
+    names: List[str] = []
+    with suppress(OSError):
+        names = sorted(os.listdir(f"{folder}/errors"))
+    for name in names:
+        values = _read(f"{folder}/errors/{name}")
+        with suppress(ValueError, KeyError, TypeError):
+            consequence, when, code = bool(values["consequence"]), float(values["time"]), int(values["exit_code"])
+            words = str(values.get("type", "")), str(values.get("message", ""))
+            found.append(RankFailure(*words, consequence, code, when))
+    return tuple(found)
+
+
+def read_reached(run_dir: str, attempt: int) -> Reached:
+    """Read the progress of the run at the end of an attempt.
+
+    The trained iteration is that of the last rows of metrics.jsonl and of the attempt's heartbeats: a row may stand for
+    many iterations.
+    """
+    trained = 0
+    folder = f"{run_dir}/attempts/{attempt}/heartbeat"
+    names: List[str] = []
+    with suppress(OSError):
+        names = os.listdir(folder)
+    for values in [*(_read(f"{folder}/{name}") for name in names), *_last_rows(f"{run_dir}/metrics.jsonl")]:
+        trained = max(trained, _iteration(values))
+    return Reached(attempt, trained, _iteration(_read(f"{run_dir}/saved.json")))
+
+
+def read_history(job: JobSettings, ended: Reached) -> History:
+    """The attempts up to one that has just ended, by the exit.json of the earlier ones."""
+    reached, restarts = [], 0
+    for number in range(1, ended.attempt):
+        folder = job.attempt_dir(number)
+        values = _read(f"{folder}/exit.json")
+        if isinstance(values.get("trained"), int) and isinstance(values.get("saved"), int):
+            reached.append(Reached(number, values["trained"], values["saved"]))
+        is_own = _read(f"{folder}/started.json").get("submission") == job.submission
+        restarts += is_own and values.get("restarts") is True
+    return History((*reached, ended), restarts)
+
+
+def _last_rows(path: str) -> List[Dict[str, Any]]:
+    rows = []
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        for line in file.read().splitlines():
+            with suppress(ValueError):
+                row = json.loads(line.decode(errors="replace"))
+                if isinstance(row, dict):
+                    rows.append(row)
+    return rows
+
+
+def _iteration(values: Dict[str, Any]) -> int:
+    found = values.get("iteration")
+    return found if isinstance(found, int) else 0
+
+
+def _read(path: str) -> Dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing or half-written."""
+    with suppress(OSError, ValueError):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            values = json.loads(file.read())
+        if isinstance(values, dict):
+            return values
+    return {}
