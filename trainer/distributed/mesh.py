@@ -274,7 +274,7 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroup
     mine: dict[str, dist.ProcessGroup] = {}
     for axis, members in _axis_groups(mesh, has_tags):
         # Every rank creates every group: new_group is collective over the default group, members or not.
-        group = dist.new_group(list(members), timeout=timeout)
+        group = dist.new_group(list(members), timeout=timeout, group_desc=axis)
         if this_rank in members:
             mine[axis] = group
     if has_tags and "pp" in mine:

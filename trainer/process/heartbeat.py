@@ -8,6 +8,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -16,18 +18,37 @@ from typing_extensions import Self
 from trainer.process.run_directory import write_json
 
 _SECONDS_BETWEEN_WRITES = 1.0
+SECONDS_BETWEEN_SIGNS = 5.0
+"""Longest age of ``written`` in the file of a rank whose process runs."""
 _PAGE_BYTES = 4096
 KERNEL_BUILD = "building the kernels"
 """Phase of the ranks while kernels are built. The rank that builds adds the percent, the others wait (state.py)."""
 _WARNING_IF_FULL = 1000
 
 
+@dataclass(frozen=True)
+class CollectivesEntered:
+    """Numbers of the collectives that a rank has entered, and the collective that its main thread is in.
+
+    Attributes:
+        groups: name of a group -> its first rank, which tells the groups of an axis apart, and the number of the last
+            collective in this group that the rank has entered.
+        inside: name of the collective that the rank is in, such as all_reduce; empty outside of any.
+        group: name of that collective's group; empty if unknown.
+    """
+
+    groups: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    inside: str = ""
+    group: str = ""
+
+
 class Heartbeat:
-    """Keeps a file up to date with this rank's iteration and phase.
+    """Keeps a file up to date with this rank's iteration, phase and collectives.
 
     A separate thread writes, at most once per second and only after a change. So training never waits for the file
-    system, ``time`` is the time of the last progress, and a rank that hangs in a collective records that phase, even
-    if the phase began right after the last write.
+    system, ``time`` is the time of the last progress (a phase, an iteration or a collective), and a rank that hangs in
+    a collective records that phase, even if the phase began right after the last write. ``written`` is a sign of life
+    of the process itself, every few seconds: a rank that waits writes on, a stopped process or node does not.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:
@@ -39,7 +60,11 @@ class Heartbeat:
         self._beside = ""
         self._peak_memory_bytes = 0
         self._latest: tuple[int, str, float] = (0, "start", time.time())
-        self._written: tuple[int, str, float, str, str, int] | None = None
+        self._read_collectives: Callable[[], CollectivesEntered] = CollectivesEntered
+        self._collectives = CollectivesEntered()
+        self._entered = self._inside_since = 0.0
+        self._written: tuple[object, ...] | None = None
+        self._signed = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -59,6 +84,10 @@ class Heartbeat:
     def note_memory(self, peak_bytes: int) -> None:
         """Record the most memory that this rank has used so far."""
         self._peak_memory_bytes = peak_bytes
+
+    def follow(self, read: Callable[[], CollectivesEntered]) -> None:
+        """Record the collectives that ``read`` tells of, from now on. The heartbeat's thread calls it each second."""
+        self._read_collectives = read
 
     @property
     def phase(self) -> str:
@@ -84,24 +113,50 @@ class Heartbeat:
             self._write()
 
     def _write(self) -> None:
-        latest = (*self._latest, self._warning, self._beside, self._peak_memory_bytes)
-        if self._path is None or latest == self._written:
+        if self._path is None:
             return
-        iteration, phase, moment, warning, beside, peak = latest
-        values = {**self._fixed, "iteration": iteration, "phase": phase, "time": moment}
-        if warning:
-            values["warning"] = warning
-        if beside:
-            values["beside"] = beside
-        if peak:
-            values["peak_memory_bytes"] = peak
+        self._note_collectives()
+        latest = (*self._latest, self._warning, self._beside, self._peak_memory_bytes, self._collectives)
+        now = time.time()
+        # A step of the clock backwards must not silence the sign.
+        is_sign_due = not 0.0 <= now - self._signed < SECONDS_BETWEEN_SIGNS
+        if latest == self._written and not is_sign_due:
+            return
+        values = {**self._values(*self._latest), "written": int(now)}
         # A full or slow disk must not end a training run because of its heartbeat.
         with contextlib.suppress(OSError):
             try:
-                write_json(self._path, values)
+                if latest == self._written:
+                    self._overwrite(self._path, values)
+                else:
+                    write_json(self._path, values)
             except OSError:
                 self._overwrite(self._path, values)
-            self._written = latest
+            self._written, self._signed = latest, now
+
+    def _note_collectives(self) -> None:
+        before = self._collectives
+        # They are torch's own business; a heartbeat without them is better than none.
+        with contextlib.suppress(Exception):
+            self._collectives = self._read_collectives()
+        if self._collectives.groups != before.groups:
+            self._entered = time.time()
+        if self._collectives != before:
+            self._inside_since = time.time()
+
+    def _values(self, iteration: int, phase: str, moment: float) -> dict[str, object]:
+        collectives = self._collectives
+        values = {**self._fixed, "iteration": iteration, "phase": phase, "time": max(moment, self._entered)}
+        optional: dict[str, object] = {
+            "warning": self._warning,
+            "beside": self._beside,
+            "peak_memory_bytes": self._peak_memory_bytes,
+            "groups": {name: list(entered) for name, entered in collectives.groups.items()},
+            "inside": {"name": collectives.inside, "group": collectives.group, "since": self._inside_since}
+            if collectives.inside
+            else {},
+        }
+        return {**values, **{key: value for key, value in optional.items() if value}}
 
     def _overwrite(self, path: Path, values: dict[str, object]) -> None:
         """Replace the content in place, without a new block of the disk, which may be full.
@@ -109,7 +164,7 @@ class Heartbeat:
         One write of less than a page: readers see the old content or the new one.
         """
         text = json.dumps(values).encode()
-        if len(text) > _PAGE_BYTES:
+        if len(text) > _PAGE_BYTES and "warning" in values:
             text = json.dumps({**values, "warning": str(values["warning"])[:_WARNING_IF_FULL]}).encode()
         descriptor = os.open(path, os.O_WRONLY)
         try:

@@ -151,13 +151,17 @@ class PeerFailure:
             time.sleep(0.05)
 
 
+def axis_of_module(module: str) -> str | None:
+    """Axis over which a module communicates; empty if the axis is unknown, None for a module that does not."""
+    return next((axis for prefix, axis in _AXES if f"{module}.".startswith(f"{prefix}.")), None)
+
+
 def _axis_of(error: BaseException) -> str:
     """The axis of the innermost frame whose module communicates over a known axis."""
     axis = ""
     trace = error.__traceback__
     while trace is not None:
-        module = trace.tb_frame.f_globals.get("__name__", "")
-        known = next((name for prefix, name in _AXES if f"{module}.".startswith(f"{prefix}.")), None)
+        known = axis_of_module(trace.tb_frame.f_globals.get("__name__", ""))
         axis = axis if known is None else known
         trace = trace.tb_next
     return axis

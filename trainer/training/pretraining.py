@@ -51,6 +51,7 @@ from trainer.process.run_directory import write_json
 from trainer.process.run_lock import LockedRunError, RunLock
 from trainer.process.stop import StopRequest
 from trainer.trackers.tracking import Tracking
+from trainer.training.collective_counts import CollectiveCounts
 from trainer.training.kernel_build import KernelSwitch, prepare_kernels
 from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
@@ -183,6 +184,7 @@ def _train(attempt: _Attempt) -> None:
         tried = try_flash_attn(config, parameter_dtype(config.training), device)
     attempt.heartbeat.beat(0, "rendezvous")
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    attempt.heartbeat.follow(CollectiveCounts().read)
     join_ranks(attempt.launch.rank, attempt.launch.world_size, device, timeout)
     with ExitStack() as resources:
         attempt = _lock(attempt, device, resources)

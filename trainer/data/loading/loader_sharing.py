@@ -97,7 +97,8 @@ def streaming_role(mesh: ParallelMesh, by_all: bool, device: torch.device, timeo
     for replica in range(mesh.dp):
         members = needing_ranks(mesh, replica, by_all)
         # Every rank creates every group: new_group is collective over the default group, members or not.
-        group = dist.new_group(list(members), timeout=timeout) if len(members) > 1 else None
+        is_shared = len(members) > 1
+        group = dist.new_group(list(members), timeout=timeout, group_desc="batches") if is_shared else None
         if mesh.rank in members:
             role = BatchRole(True, mesh.rank == members[0], members[0], group, device)
     return role
