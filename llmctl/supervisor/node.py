@@ -2,19 +2,22 @@
 
 import os
 import signal
+import socket
 import subprocess
 from contextlib import suppress
 from types import FrameType
 from typing import Dict, Mapping, Optional, Sequence
 
 from . import processes
-from .attempt import Attempt, read_secrets
+from .attempt import Attempt, AttemptError, read_secrets
 from .ends import part_name, write_end
 from .settings import JobSettings
 from .signals import Signals
 from .trust import OWN_FOLDER
 
 _POLL_S = 1.0
+_GONE_S = 10.0
+"""Time that killed processes of an earlier attempt get to end."""
 _SURVIVED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -68,7 +71,7 @@ def run_node(
         The command's exit code.
 
     Raises:
-        AttemptError: this node does not see the file of the secrets.
+        AttemptError: this node does not see the file of the secrets, or an earlier attempt still has processes here.
     """
     folder = job.attempt_dir(attempt)
     part = node
@@ -76,6 +79,10 @@ def run_node(
         part = rank_of_launcher(environ)
         node = part // job.ranks_per_node if job.one_process_per_rank else part
     _write_to(f"{folder}/node-{node:05d}.log")
+    left = processes.kill_earlier_attempts(job.run_dir, attempt, _GONE_S) if attempt > 1 else []
+    if left:
+        pids = ", ".join(map(str, left))
+        raise AttemptError(f"processes {pids} of an earlier attempt still live on {socket.gethostname()}")
     variables = {**environ, **attempt_variables(job, attempt)}
     if not job.secrets_are_read_once:
         variables.update(read_secrets(job))

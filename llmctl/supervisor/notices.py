@@ -32,14 +32,14 @@ _MAIL_FOLDERS = ("/usr/sbin", "/usr/lib")
 
 
 class Notices:
-    """The notices of one attempt."""
+    """The notices of the attempts of one job."""
 
     def __init__(self, job: JobSettings, attempt: Attempt, secrets: Mapping[str, str], environ: Mapping[str, str]):
-        """Prepare the notices of an attempt; nothing is sent yet.
+        """Prepare the notices; nothing is sent yet.
 
         Args:
             job: settings, with places and events.
-            attempt: the attempt.
+            attempt: the first attempt.
             secrets: values of the job's secrets.
             environ: of the processes that send.
         """
@@ -51,10 +51,12 @@ class Notices:
         self._running: List[Tuple["subprocess.Popen[bytes]", float]] = []
         self._progress = _Progress(attempt.folder)
 
-    def begin(self, job_id: str) -> None:
-        """Tell that the attempt has begun."""
-        if self._attempt.number > 1:
-            self._send("restart", f"started again, as attempt {self._attempt.number} (job {job_id})")
+    def begin(self, attempt: Attempt, job_id: str, cause: str = "") -> None:
+        """Tell that an attempt has begun; ``cause``: of the failure of the attempt before in the same job."""
+        self._attempt, self._progress = attempt, _Progress(attempt.folder)
+        if attempt.number > 1:
+            after = f" after: {cause}" if cause else ""
+            self._send("restart", f"started again, as attempt {attempt.number} (job {job_id}){after}")
         else:
             self._send("begin", f"started (job {job_id})")
 

@@ -71,6 +71,34 @@ def kill_attempt(run_dir: str, attempt: int) -> None:
         time.sleep(0.05)
 
 
+def kill_earlier_attempts(run_dir: str, attempt: int, patience_s: float) -> List[int]:
+    """Kill the processes of a run's earlier attempts on this machine, and wait for their ends.
+
+    Returns:
+        Process ids that are left after this number of seconds: a process may wait for a file server.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        left = [pid for pid, variables in _environments() if _is_earlier(variables, run_dir, attempt) and _lives(pid)]
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not left or time.monotonic() >= deadline:
+            return left
+        time.sleep(0.05)
+
+
+def _is_earlier(variables: Mapping[bytes, bytes], run_dir: str, attempt: int) -> bool:
+    number = variables.get(b"LLMCTL_ATTEMPT", b"")
+    is_own = variables.get(b"LLMCTL_RUN_DIR") == os.fsencode(run_dir) and not _OUTSIDE & variables.keys()
+    return is_own and number.isdigit() and int(number) < attempt
+
+
+def _lives(pid: int) -> bool:
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in "ZX"
+
+
 def ask_ranks_to_end(run_dir: str, attempt: int, node: int) -> None:
     """Send SIGTERM to the processes of one node of an attempt.
 

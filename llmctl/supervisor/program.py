@@ -25,7 +25,7 @@ from .node import attempt_variables, end_file_of, run_node
 from .notices import Notices, send
 from .peers import Peers
 from .rendezvous import reserve_port
-from .restarts import Failure, class_of, read_rank_failures, read_reached
+from .restarts import Failure, class_of, read_history, read_rank_failures, read_reached, refusal
 from .settings import JobSettings
 from .signals import Signals
 from .trust import TrustError, check_submission
@@ -110,7 +110,7 @@ def _each_host(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 class Supervisor:
-    """Supervisor of one attempt on its head node, or on one of several machines."""
+    """Supervisor of the attempts of one job on its head node, or on one of several machines."""
 
     def __init__(self, job: JobSettings, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
         """Take over the signals of this process."""
@@ -126,10 +126,14 @@ class Supervisor:
             }
         self._node = int(options.words[0]) if options.words else 0
         self._log = f"{job.run_dir}/job.log"
-        self._log_begin = os.path.getsize(self._log) if os.path.exists(self._log) else 0
+        self._log_begin = 0
+        self._notices: Optional[Notices] = None
+        self._secrets: Optional[Dict[str, str]] = None
+        self._earlier: Optional[Attempt] = None
+        self._cause = ""
 
     def run(self) -> int:
-        """Create the attempt, run the launch line and record the end; returns the exit code.
+        """Create the attempt, run the launch line and record the end, again after a failure; returns the exit code.
 
         Raises:
             AttemptError: the attempt cannot be created, or another job owns the submission; or another user has made or
@@ -139,20 +143,39 @@ class Supervisor:
         if os.path.dirname(options.job) != job.run_dir:
             raise AttemptError(f"nothing is started: {options.job} is of another run, {job.run_id}")
         # Before the first write: an attempt that another user has tampered with leaves no trace of having begun.
+        self._check_files()
+        if not job.hosts:
+            claim_submission(job, options.job_id)
+        while True:
+            attempt = attempt_on_machine(job, self._node) if job.hosts else new_attempt(job)
+            if job.hosts and self._node > 0:
+                _append_to(f"{attempt.folder}/node{attempt.suffix}.log")
+            code, begins_again = self._attempt(attempt)
+            if not begins_again:
+                return code
+            self._check_files()
+            self._earlier = attempt
+
+    def _check_files(self) -> None:
+        """Check the owners, modes and contents of all that an attempt runs.
+
+        Raises:
+            AttemptError: names the file.
+        """
+        job = self._job
         try:
             check_submission(job.run_dir, job.submission)
         except TrustError as error:
             raise AttemptError(f"nothing of {job.run_id} is started: {error}") from None
-        if job.hosts:
-            attempt = attempt_on_machine(job, self._node)
-            if self._node > 0:
-                _append_to(f"{attempt.folder}/node{attempt.suffix}.log")
-        else:
-            claim_submission(job, options.job_id)
-            attempt = new_attempt(job)
-        attempt.write_started(job.submission, options.job_id)
+
+    def _attempt(self, attempt: Attempt) -> Tuple[int, bool]:
+        """Run one attempt to its end; returns its exit code, and True if another one follows in this job."""
+        job = self._job
+        self._log_begin = os.path.getsize(self._log) if os.path.exists(self._log) else 0
+        attempt.write_started(job.submission, self._options.job_id)
         peers = Peers(job, attempt, self._node) if job.hosts and job.shared and job.nodes > 1 else None
-        notices = self._notices(attempt)
+        if self._node == 0 and job.notify:
+            self._tell_begin(attempt)
         watch = Watch(
             job,
             attempt,
@@ -160,39 +183,39 @@ class Supervisor:
             self._end_request(attempt),
             stop_after_s=self._stop_after_s(),
             peers=peers,
-            notices=notices,
+            notices=self._notices,
             is_head=self._node == 0,
+            earlier=self._earlier,
         )
         code = 1  # of an end by an exception: never a success
+        begins_again = False
         try:
             code = self._run_attempt(attempt, watch)
         except AttemptError as error:
             tell(str(error))
         finally:
-            code = self._leave(attempt, watch, code, notices)
-        return code
+            code, begins_again = self._leave(attempt, watch, code)
+        return code, begins_again
 
-    def _notices(self, attempt: Attempt) -> Optional[Notices]:
-        """The notices of the head node, which tells at once that the attempt has begun; None without places."""
-        job = self._job
-        if not job.notify or self._node > 0:
-            return None
-        secrets: Dict[str, str] = {}
-        # The launch tells of a file that is missing.
-        with suppress(AttemptError):
-            secrets = read_secrets(job)
-        notices = Notices(job, attempt, secrets, self._environ)
-        notices.begin(self._options.job_id)
-        return notices
+    def _tell_begin(self, attempt: Attempt) -> None:
+        """Tell the places of notices at once that the attempt has begun. The head node alone does."""
+        if self._notices is None:
+            secrets: Dict[str, str] = {}
+            # The launch tells of a file that is missing.
+            with suppress(AttemptError):
+                secrets = read_secrets(self._job)
+            self._notices = Notices(self._job, attempt, secrets, self._environ)
+        self._notices.begin(attempt, self._options.job_id, self._cause)
 
     def _run_attempt(self, attempt: Attempt, watch: Watch) -> int:
         job = self._job
         variables = {**self._environ, **attempt_variables(job, attempt.number), "LLMCTL_PYTHON": sys.executable}
-        if job.secrets_are_read_once:
+        if job.secrets_are_read_once and self._secrets is None:
             try:
-                variables.update(read_secrets(job))
+                self._secrets = read_secrets(job)
             finally:
                 remove_secrets(job)
+        variables.update(self._secrets or {})
         if job.hosts:
             variables["LLMCTL_NODE"] = str(self._node)
         if self._node > 0:
@@ -227,7 +250,28 @@ class Supervisor:
                 os.listdir(attempt.folder)
         raise AttemptError(f"the head node has written no address and port to {path}")
 
-    def _leave(self, attempt: Attempt, watch: Watch, code: int, notices: Optional[Notices]) -> int:
+    def _leave(self, attempt: Attempt, watch: Watch, code: int) -> Tuple[int, bool]:
+        """End what is left of an attempt and record its end; returns its code, and True if another one follows."""
+        job = self._job
+        begins_again = False
+        may_begin_again = job.max_restarts > 0 and not job.hosts
+        if not may_begin_again:
+            self._remove_secrets(watch)
+        processes.kill_attempt(job.run_dir, attempt.number)
+        try:
+            code, self._cause = self._true_end(attempt, watch, code)
+            reason = watch.reason(code)
+            further = self._failure(attempt, watch, code) if reason == "failed" and self._node == 0 else {}
+            begins_again = further.get("restarts", False)
+        finally:
+            if may_begin_again and not begins_again:
+                self._remove_secrets(watch)
+        attempt.write_exit(code, reason, watch.signal, self._cause, further)
+        if self._notices is not None and not begins_again:
+            self._notices.end(code, reason, self._cause)
+        return code, begins_again
+
+    def _remove_secrets(self, watch: Watch) -> None:
         job = self._job
         if job.hosts:
             if self._node == 0 or not job.shared:
@@ -235,22 +279,26 @@ class Supervisor:
         elif watch.signal != "TERM" or watch.is_cancelled:
             # A job that the scheduler requeues needs its secrets again.
             remove_secrets(job)
-        processes.kill_attempt(job.run_dir, attempt.number)
-        code, cause = self._true_end(attempt, watch, code)
-        reason = watch.reason(code)
-        further = self._failure(attempt, watch, code) if reason == "failed" and self._node == 0 else {}
-        attempt.write_exit(code, reason, watch.signal, cause, further)
-        if notices is not None:
-            notices.end(code, reason, cause)
-        return code
 
     def _failure(self, attempt: Attempt, watch: Watch, code: int) -> Dict[str, Any]:
-        """Values of exit.json on a failed attempt: its class, and what the run has trained and saved so far."""
+        """Values of exit.json on a failed attempt: its class, the run's progress, and why it does not begin again."""
         job, folder = self._job, attempt.folder
         parts = tuple(end for _, end in failed_parts(folder))
         failure = Failure(code, job.is_training, read_rank_failures(folder), parts, lost_node=bool(watch.lost))
-        reached = read_reached(job.run_dir, attempt.number)
-        return {"class": class_of(failure), "trained": reached.trained, "saved": reached.saved}
+        reached, kind = read_reached(job.run_dir, attempt.number), class_of(failure)
+        values = {"class": kind, "trained": reached.trained, "saved": reached.saved}
+        if not job.max_restarts or job.hosts or watch.is_over:
+            return values
+        history, left_s = read_history(job, reached), self._stop_after_s()
+        refused = refusal(job, kind, history, left_s or None)
+        if refused:
+            tell(f"attempt {attempt.number} failed and is the last one: {refused}")
+            return {**values, "not_restarted": refused}
+        most = attempt.number + job.max_restarts - history.restarts
+        tell(
+            f"attempt {attempt.number} failed ({kind}); begins again, as attempt {attempt.number + 1} of at most {most}"
+        )
+        return {**values, "restarts": True, "most_attempts": most}
 
     def _true_end(self, attempt: Attempt, watch: Watch, code: int) -> Tuple[int, str]:
         """Exit code and cause of a failure; a launcher's success needs the records of all parts."""
@@ -279,15 +327,17 @@ class Supervisor:
         return EndBySignal()
 
     def _stop_after_s(self) -> float:
-        """Seconds until the run is asked to stop, from job.json or from the scheduler.
+        """Seconds until the run is asked to stop, from job.json or from the scheduler; 0 without a limit.
 
         For the site's default time limit, newer versions of Slurm report the end time.
         """
-        seconds, end = float(self._job.stop_after_s), self._options.end_time
-        if seconds == 0 and end.isdigit():
-            left, grace = int(end) - time.time(), self._job.stop_grace_s
-            seconds = max(left - grace if left > 2 * grace else left / 2, 1.0)
-        return seconds
+        end = self._options.end_time
+        if self._job.stop_after_s:
+            return max(self._job.stop_after_s - (time.monotonic() - self._began), 1.0)
+        if not end.isdigit():
+            return 0.0
+        left, grace = int(end) - time.time(), self._job.stop_grace_s
+        return max(left - grace if left > 2 * grace else left / 2, 1.0)
 
 
 def _append_to(log: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -48,6 +49,7 @@ class Watch:
         peers: Optional[Peers] = None,
         notices: Optional[Notices] = None,
         is_head: bool = True,
+        earlier: Optional[Attempt] = None,
     ) -> None:
         """Watch an attempt.
 
@@ -60,6 +62,7 @@ class Watch:
             peers: the other machines, if no scheduler watches them.
             notices: to the user; None on other machines than the head node.
             is_head: True on the head node, whose end is the run's end.
+            earlier: the attempt before in the same job, whose cancel may have been meant for this one.
         """
         self.code = 0
         self.signal: Optional[str] = None
@@ -72,6 +75,7 @@ class Watch:
         self._peers = peers
         self._notices = notices
         self._is_head = is_head
+        self._earlier = earlier
         self._began = time.monotonic()
         self._stop_after_s = stop_after_s
         self._deadline: Optional[float] = None
@@ -84,10 +88,10 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """True if a signal came before the launch."""
+        """True if a signal or a cancel came before the launch, or after the end."""
         for name in self._signals.wait(0):
             self._on_signal(name)
-        return self.signal is not None
+        return "cancel" in self._names() or self.signal is not None
 
     def run(self, child: "subprocess.Popen[bytes]") -> None:
         """Watch the launch line to its end; the head node waits for all machines."""
@@ -135,10 +139,8 @@ class Watch:
             self._on_signal("USR1")
         names: Set[str] = set()
         if self._is_second_poll:
-            # A cancel may come as a file alone: from another machine, or after a stop request. A network file system
-            # caches the absence of a file for a minute; reading the directory refreshes the cache.
-            with suppress(OSError):
-                names = set(os.listdir(self._attempt.folder))
+            # A cancel may come as a file alone: from another machine, or after a stop request.
+            names = self._names()
         self._is_second_poll = not self._is_second_poll
         if self._peers is not None:
             self._poll_peers(self._peers, names)
@@ -156,6 +158,21 @@ class Watch:
                 self._ask_child()
             self._is_asked = True
             self._deadline = now + KILL_GRACE_S
+
+    def _names(self) -> Set[str]:
+        """Files of the attempt, with the cancel of the attempt before, which was newest for who wrote it.
+
+        A network file system caches the absence of a file for a minute; reading the directory refreshes the cache.
+        """
+        names: Set[str] = set()
+        with suppress(OSError):
+            names = set(os.listdir(self._attempt.folder))
+        if self._earlier is not None and "cancel" not in names:
+            with suppress(OSError):
+                if "cancel" in os.listdir(self._earlier.folder):
+                    shutil.copyfile(f"{self._earlier.folder}/cancel", f"{self._attempt.folder}/cancel")
+                    names.add("cancel")
+        return names
 
     def _poll_peers(self, peers: Peers, names: Set[str]) -> None:
         if "stop" in names and self.signal is None:

@@ -1,9 +1,15 @@
-"""Classes of failures, and the decision to begin again, as tables."""
+"""Classes of failures and the decision to begin again, as tables and with real processes."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from llmctl.paths import PACKAGE
 from llmctl.supervisor.ends import PartEnd
 from llmctl.supervisor.restarts import (
     Failure,
@@ -17,8 +23,8 @@ from llmctl.supervisor.restarts import (
     read_reached,
     refusal,
 )
-from tests.llmctl.supervisor.test_supervisor import ending, run_job, settings
-from tests.waiting import HANG_S
+from tests.llmctl.supervisor.test_supervisor import PYTHON, SUCCESS, ending, run_job, settings
+from tests.waiting import HANG_S, wait_for
 
 LOST = RankFailure("RuntimeError", "peer failure in 'agreement' (rank 1): Connection closed by peer", True, 1, 1.0)
 KILLED = PartEnd(137, 9, 5.0, "n2")
@@ -141,3 +147,140 @@ def test_exit_json_names_the_class_and_the_progress(tmp_path):
     assert job.wait(HANG_S) == 139
     found = ending(tmp_path)
     assert (found["class"], found["trained"], found["saved"]) == ("killed", 0, 0)
+
+
+LAUNCH = """touch "$LLMCTL_HOSTFILE"
+echo "$LLMCTL_ATTEMPT $LLMCTL_MASTER_PORT ${TOKEN-}" >>"$LLMCTL_RUN_DIR/launched"
+"""
+RESTARTS = {"is_training": True, "max_restarts": 3, "restart_on": ["killed", "error", "unknown"]}
+
+
+def launched(run_dir: Path) -> list[list[str]]:
+    return [line.split() for line in (run_dir / "launched").read_text().splitlines()]
+
+
+def test_a_failed_attempt_begins_again_in_the_same_job(tmp_path):
+    """Each attempt has records of its own, and a port of its own; the secrets stay until the last one."""
+    secrets = tmp_path / "secrets"
+    secrets.write_bytes(b"TOKEN\0value\0")
+    secrets.chmod(0o600)
+    script = f"{LAUNCH}((LLMCTL_ATTEMPT == 3)) || kill -KILL $$\n{SUCCESS}"
+    changes = {**RESTARTS, "is_training": False, "secrets_file": str(secrets), "secrets_are_read_once": True}
+    job = run_job(tmp_path / "run", script, **changes)
+    said = job.communicate(timeout=HANG_S)[1]
+    assert job.returncode == 0
+    assert "attempt 1 failed (killed); begins again, as attempt 2 of at most 4" in said
+    found = [ending(tmp_path / "run", number) for number in (1, 2, 3)]
+    assert [(one["reason"], one["code"], one.get("restarts")) for one in found] == [
+        ("failed", 137, True),
+        ("failed", 137, True),
+        ("completed", 0, None),
+    ]
+    assert found[0]["most_attempts"] == found[1]["most_attempts"] == 4
+    assert [(one[0], one[2]) for one in launched(tmp_path / "run")] == [("1", "value"), ("2", "value"), ("3", "value")]
+    assert len({one[1] for one in launched(tmp_path / "run")}) == 3
+    assert not secrets.exists()
+    starts = [json.loads((tmp_path / f"run/attempts/{number}/started.json").read_text()) for number in (1, 2, 3)]
+    assert {one["pid"] for one in starts} == {job.pid}
+
+
+def test_a_file_of_secrets_stays_until_the_last_attempt(tmp_path):
+    secrets = tmp_path / "secrets"
+    secrets.write_bytes(b"TOKEN\0value\0")
+    secrets.chmod(0o600)
+    script = f'{LAUNCH}[[ -e {secrets} ]] && echo there >>"$LLMCTL_RUN_DIR/there"; exit 5\n'
+    job = run_job(tmp_path / "run", script, **{**RESTARTS, "is_training": False}, secrets_file=str(secrets))
+    assert job.wait(HANG_S) == 5
+    assert (tmp_path / "run/there").read_text() == "there\n" * 4
+    assert not secrets.exists()
+    assert ending(tmp_path / "run", 4)["not_restarted"] == "job.max_restarts 3 is used up"
+
+
+def test_a_crash_loop_ends(tmp_path):
+    """Rows of the first attempt are new steps; neither the second nor the third adds one."""
+    row = 'echo "{\\"iteration\\": 7}" >>"$LLMCTL_RUN_DIR/metrics.jsonl"'
+    job = run_job(tmp_path, f"{LAUNCH}{row}; kill -KILL $$\n", **{**RESTARTS, "max_restarts": 9})
+    assert job.wait(HANG_S) == 137
+    assert [one[0] for one in launched(tmp_path)] == ["1", "2", "3"]
+    said = "attempts 2 and 3 have trained and saved nothing beyond iteration 7"
+    assert ending(tmp_path, 3)["not_restarted"] == said
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "why"),
+    [
+        ("exit 3\n", {}, "a new attempt would meet the same error of the config"),
+        ("exit 1\n", {"restart_on": ["killed"]}, "unknown is not one of job.restart_on (killed)"),
+        ("exit 1\n", {"stop_after_s": 30}, "s are left before the time limit"),
+        ("exit 1\n", {"max_restarts": 0}, None),
+    ],
+)
+def test_an_attempt_that_is_the_last_one(tmp_path, script, changes, why):
+    job = run_job(tmp_path, LAUNCH + script, **{**RESTARTS, **changes})
+    assert job.wait(HANG_S) != 0
+    assert [one[0] for one in launched(tmp_path)] == ["1"]
+    assert (why or "") in ending(tmp_path).get("not_restarted", "")
+    assert ("not_restarted" in ending(tmp_path)) == (why is not None)
+
+
+def test_a_signal_or_a_cancel_ends_all_attempts(tmp_path):
+    """A cancel of the earlier attempt is one of the attempt that has begun since."""
+    wait = "until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done"
+    script = f"{LAUNCH}((LLMCTL_ATTEMPT == 2)) || exit 1\n{wait}; exit 1\n"
+    for how in ("signal", "cancel"):
+        run_dir = tmp_path / how
+        job = run_job(run_dir, script, **{**RESTARTS, "stop_grace_s": 600})
+        wait_for((run_dir / "attempts/2/hostfile").exists, "the second attempt")
+        if how == "signal":
+            job.send_signal(signal.SIGTERM)
+        else:
+            (run_dir / "attempts/1/cancel").write_text("100000\n")
+        assert job.wait(HANG_S) == 1
+        assert ending(run_dir, 2)["reason"] == ("failed" if how == "signal" else "cancelled")
+        assert not ending(run_dir, 2).get("restarts")
+        assert not (run_dir / "attempts/3").exists()
+
+
+def test_a_failure_after_a_cancel_is_the_last_one(tmp_path):
+    script = f'{LAUNCH}touch "$LLMCTL_ATTEMPT_DIR/cancel"; exit 1\n'
+    job = run_job(tmp_path, script, **RESTARTS)
+    assert job.wait(HANG_S) == 1
+    assert ending(tmp_path)["reason"] == "cancelled"
+    assert not (tmp_path / "attempts/2").exists()
+
+
+def test_a_cancel_between_two_attempts_launches_nothing(tmp_path):
+    """Who cancelled saw the first attempt as the newest one."""
+    for number in (1, 2):
+        (tmp_path / f"attempts/{number}").mkdir(parents=True)
+    (tmp_path / "attempts/1/cancel").write_text("7\n")
+    (tmp_path / "job.json").write_text(json.dumps(settings(tmp_path)._asdict()))
+    program = """import sys
+from llmctl.supervisor.attempt import Attempt
+from llmctl.supervisor.end_request import EndBySignal
+from llmctl.supervisor.settings import JobSettings
+from llmctl.supervisor.signals import Signals
+from llmctl.supervisor.watch import Watch
+job = JobSettings.read(sys.argv[1] + "/job.json")
+first, second = (Attempt(number, job.attempt_dir(number)) for number in (1, 2))
+watch = Watch(job, second, Signals(), EndBySignal(), stop_after_s=0, earlier=first)
+print(watch.is_over, watch.reason(0))
+"""
+    argv = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(argv, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "True cancelled\n"
+    assert (tmp_path / "attempts/2/cancel").read_text() == "7\n"
+
+
+def test_processes_of_an_earlier_attempt_are_gone_before_the_next_begins(tmp_path):
+    """Another node does not see the end of its launcher: its own part ends what is left there."""
+    job = settings(tmp_path)
+    (tmp_path / "attempts/2").mkdir(parents=True)
+    (tmp_path / "attempts/2/job.sh").write_text("echo here\n")
+    (tmp_path / "job.json").write_text(json.dumps(job._asdict()))
+    own = {**os.environ, "LLMCTL_RUN_DIR": str(tmp_path)}
+    with subprocess.Popen(["sleep", "6000"], env={**own, "LLMCTL_ATTEMPT": "1"}, start_new_session=True) as left:
+        argv = [PYTHON, "-IB", str(PACKAGE / "supervisor"), "job", "--job", f"{tmp_path}/job.json", "--job-id", "7"]
+        assert subprocess.run([*argv, "node", "2", "-", "-", "0"], check=False).returncode == 0
+        assert left.wait(HANG_S) == -signal.SIGKILL
+    assert (tmp_path / "attempts/2/node-00000.log").read_text() == "here\n"
