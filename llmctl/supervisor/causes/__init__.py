@@ -1,0 +1,1 @@
+"""Causes of failures, from what the ended programs have left."""
