@@ -9,14 +9,17 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from trainer.checkpoint.checksums import VerifiedFile, WrittenFile, sampled_blocks
 from trainer.checkpoint.directory import (
@@ -36,6 +39,7 @@ from trainer.checkpoint.metadata import CheckpointMetadata
 from trainer.checkpoint.mounted_folder import MountedFolder
 from trainer.checkpoint.rank_indexes import gather_indexes, index_path
 from trainer.checkpoint.saved_progress import write_saved_progress
+from trainer.checkpoint.saving.host_copy import HostCopy
 from trainer.checkpoint.saving.staging import StagedSave, stage
 from trainer.checkpoint.shards import write_rank_file
 from trainer.distributed.collectives import first_text, max_over_ranks, sum_over_ranks
@@ -70,6 +74,22 @@ class MissedSave(NamedTuple):
         return PeerFailedError(f"{self.what}: another rank reports the cause")
 
 
+class Drained(NamedTuple):
+    """The end of a save: equal on all ranks but for ``drain_s``.
+
+    Attributes:
+        missed: the failure of the disk; None: the checkpoint is complete.
+        written_bytes: size of all rank files; 0 if it was missed.
+        stage_s: time that the slowest rank took for its copies; 0 without.
+        drain_s: time from the first collective to the end, on this rank.
+    """
+
+    missed: MissedSave | None
+    written_bytes: int
+    stage_s: float
+    drain_s: float
+
+
 @dataclass(frozen=True)
 class CheckpointWriter:
     """Saves one run's checkpoints under ``root``, a folder that all ranks share.
@@ -77,6 +97,8 @@ class CheckpointWriter:
     Attributes:
         attempt: number of the run's attempt; marks temporary folders if there is no fencing token.
         device: device of the small tensors of collectives.
+        group: all ranks, for the collectives of ``prepare`` and ``drain``; None: the default group, which a thread
+            beside the training cannot use.
         kernels: operation -> label of its backend, for the metadata.
         record: file that records each complete checkpoint; None: no file.
         fencing_token: of the run's lock, on all ranks; 0 without.
@@ -92,7 +114,16 @@ class CheckpointWriter:
     record: Path | None = None
     fencing_token: int = 0
     lock: RunLock | None = None
+    group: dist.ProcessGroup | None = None
     _mount: MountedFolder = field(default_factory=MountedFolder)
+
+    def beside_training(self) -> CheckpointWriter:
+        """The same writer with a process group of its own, which leaves the GPU alone, for drains in a thread.
+
+        Collective: all ranks of the default group.
+        """
+        timeout = timedelta(minutes=self.config.parallel.distributed_timeout_minutes)
+        return replace(self, device=torch.device("cpu"), group=dist.new_group(backend="gloo", timeout=timeout))
 
     def prepare(self, rank: int, *, has_saved: bool = False) -> None:
         """Make the folder and remove leftovers of dead attempts.
@@ -134,14 +165,27 @@ class CheckpointWriter:
 
         Raises: see drain.
         """
-        return self.drain(self.stage(model, optimizer, progress), deletes_old=deletes_old)
+        return self.drain(self.stage(model, optimizer, progress), deletes_old=deletes_old).missed
 
-    def stage(self, model: ParallelModel, optimizer: MixedPrecisionOptimizer, progress: TrainingProgress) -> StagedSave:
-        """Collect this rank's part of a checkpoint, between two steps. Collective: all ranks."""
-        return stage(model, optimizer, self.config, progress)
+    def stage(
+        self,
+        model: ParallelModel,
+        optimizer: MixedPrecisionOptimizer,
+        progress: TrainingProgress,
+        memory: HostCopy | None = None,
+    ) -> StagedSave:
+        """Collect this rank's part of a checkpoint, between two steps. Collective: all ranks.
 
-    def drain(self, staged: StagedSave, *, deletes_old: bool = True) -> MissedSave | None:
-        """Write what was staged, and publish it; None, or the failure of the disk. Collective: all ranks.
+        With ``memory`` it is copied there, and the next steps may run while it is drained.
+        """
+        began = time.perf_counter()
+        staged = stage(model, optimizer, self.config, progress)
+        if memory is None:
+            return staged
+        return replace(memory.take(staged), seconds=time.perf_counter() - began)
+
+    def drain(self, staged: StagedSave, *, deletes_old: bool = True) -> Drained:
+        """Write what was staged, read back a part, and publish it. Collective: all ranks.
 
         A failure leaves complete checkpoints as they are. With ``deletes_old`` rank 0 then deletes old ones by
         checkpoint.keep_last.
@@ -154,7 +198,9 @@ class CheckpointWriter:
         iteration, mesh = staged.iteration, staged.mesh
         temporary = temporary_path(self.root, iteration, self._mark)
         what = f"the checkpoint of iteration {iteration} could not be written"
-        is_first, has_written = mesh.rank == 0, [0.0] * mesh.world_size
+        is_first, written, stage_s = mesh.rank == 0, [0.0] * mesh.world_size, [0.0] * mesh.world_size
+        stage_s[mesh.rank] = staged.seconds
+        began, total = time.perf_counter(), 0
 
         def begin() -> None:
             self._check_lock()
@@ -164,7 +210,7 @@ class CheckpointWriter:
             temporary.mkdir()
 
         def write() -> None:
-            has_written[mesh.rank] = float(self._write_part(temporary, staged))
+            written[mesh.rank] = float(self._write_part(temporary, staged))
 
         def finish(writers: Sequence[int]) -> None:
             self._describe(temporary, writers, staged)
@@ -178,7 +224,9 @@ class CheckpointWriter:
         try:
             missed = self._together(begin if is_first else None, what) or self._together(write, what)
             if missed is None:
-                writers = [rank for rank, has in enumerate(sum_over_ranks(has_written, self.device)) if has]
+                sums = sum_over_ranks([*written, *stage_s], self.device, self.group)
+                written, stage_s = sums[: mesh.world_size], sums[mesh.world_size :]
+                writers, total = [rank for rank, size in enumerate(written) if size], int(sum(written))
                 missed = self._together(partial(finish, writers) if is_first else None, what)
         except Exception:
             if is_first:
@@ -188,7 +236,7 @@ class CheckpointWriter:
             shutil.rmtree(temporary, ignore_errors=True)
         elif is_first and deletes_old:
             self._prune(iteration)
-        return missed
+        return Drained(missed, 0 if missed is not None else total, max(stage_s), time.perf_counter() - began)
 
     @property
     def _mark(self) -> int:
@@ -231,12 +279,12 @@ class CheckpointWriter:
             # Every kind of error: a rank that leaves silently keeps the others waiting until their timeout.
             problem = error
         is_disk = isinstance(problem, (OSError, DamagedCheckpointError))
-        worst = max_over_ranks([0.0 if problem is None else 1.0 if is_disk else 2.0], self.device)[0]
+        worst = max_over_ranks([0.0 if problem is None else 1.0 if is_disk else 2.0], self.device, self.group)[0]
         if worst == 0.0:
             return None
         if worst == 1.0:
             sentence = f"{what} to {self.root}: {self._reason(problem)}" if problem is not None else ""
-            return MissedSave(what, first_text(sentence, self.device), is_here=problem is not None)
+            return MissedSave(what, first_text(sentence, self.device, self.group), is_here=problem is not None)
         if isinstance(problem, CheckpointError):
             raise CheckpointError(f"{what} to {self.root}: {self._reason(problem)}") from problem
         if problem is not None and not is_disk:
@@ -265,15 +313,16 @@ class CheckpointWriter:
         if problem is not None:
             raise DamagedCheckpointError(f"{path.name}, read back after the write, {problem}")
 
-    def _write_part(self, temporary: Path, staged: StagedSave) -> bool:
-        """Write this rank's tensors; True if the rank has any."""
+    def _write_part(self, temporary: Path, staged: StagedSave) -> int:
+        """Write this rank's tensors; returns the bytes of its files, 0 if it has no tensors."""
+        files: dict[str, WrittenFile] = {}
         if staged.files:
             files = {file: write_rank_file(temporary / file, tensors) for file, tensors in staged.files.items()}
             for file, written in files.items():
                 self._read_back(temporary / file, written, staged.iteration)
             text = json.dumps({"tensors": staged.index, "files": files})
             index_path(temporary, staged.mesh.rank).write_text(text, encoding="utf-8")
-        return bool(staged.files)
+        return sum(written.size for written in files.values())
 
     def _describe(self, temporary: Path, writers: Sequence[int], staged: StagedSave) -> None:
         tensors, files, checksums = gather_indexes(temporary, writers)

@@ -137,7 +137,7 @@ IGNORED: tuple[tuple[str, str], ...] = (
     (
         "there is a single checkpoint format, which every parallel layout can load",
         """
-        async-ckpt-cpu-priority=1 async-ckpt-io-priority=1 async-ckpt-use-cpu-shm async-save async-strategy=1
+        async-ckpt-cpu-priority=1 async-ckpt-io-priority=1 async-ckpt-use-cpu-shm async-strategy=1
         auto-detect-ckpt-format ckpt-assume-constant-structure ckpt-convert-update-legacy-dist-opt-format
         ckpt-drop-redundant-extra-state ckpt-fully-parallel-load ckpt-fully-parallel-load-exchange-algo=1
         ckpt-fully-parallel-load-per-rank-objects ckpt-fully-parallel-load-process-group=1

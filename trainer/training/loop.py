@@ -194,7 +194,7 @@ class TrainingLoop:
             outcome = self.optimizer.step(lr)
         self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._beat("agreement")
-        losses, is_stopped, switches = self._agree(outcome, loss, labels, samples)
+        losses, is_stopped, switches, has_drained = self._agree(outcome, loss, labels, samples)
         self._hooks.note_step(progress.iteration, losses, lr, outcome, micro_batches)
         self._interval.add(time.perf_counter() - began, samples)
         compare_replicas(self.model, training, progress.iteration, self.device)
@@ -216,22 +216,25 @@ class TrainingLoop:
             self._saving.writer, lines = self.switch.make(progress.iteration, self._saving.writer)
             self.switch = None
             self._say("\n".join(lines))
+        if has_drained:
+            self._saving.finish()
         return is_stopped
 
     def _agree(
         self, outcome: StepOutcome, loss: torch.Tensor, labels: dict[str, int], samples: int
-    ) -> tuple[Losses, bool, bool]:
+    ) -> tuple[Losses, bool, bool, bool]:
         """Count the iteration of ``samples``, with the number of labels of each term of its loss.
 
         Returns:
-            Its losses, True if any rank has a stop request, and True if any has its kernels: the same on every rank.
+            Its losses, True if any rank has a stop request, True if any has its kernels, and True if all have drained
+            a save: the same on every rank.
         """
         is_lost = self.lock is not None and self.lock.is_known_lost
         has_kernels = self.switch is not None and self.switch.following.have_ended
-        flags = [float(self._is_to_stop()), float(is_lost), float(has_kernels)]
+        flags = [float(self._is_to_stop()), float(is_lost), float(has_kernels), float(self._saving.has_drained)]
         own, further = self._batches.own_losses(loss, len(labels)), self.model.take_further_losses()
         totals = sum_over_ranks([*own, *chain.from_iterable(further.values()), *flags], self.device)
-        sums, (stops, lost, switches) = totals[: len(own)], totals[-len(flags) :]
+        sums, (stops, lost, switches, drained) = totals[: len(own)], totals[-len(flags) :]
         if lost:
             end_lost_run(self.lock)
         losses = dict(zip(labels, zip(sums, labels.values(), strict=True), strict=True))
@@ -239,7 +242,7 @@ class TrainingLoop:
         for name, total, count in zip(further, totals[len(own) :: 2], totals[len(own) + 1 :: 2], strict=False):
             if math.isfinite(total):
                 self.progress.add_further_loss(name, total, count)
-        return losses, stops > 0.0, switches > 0.0
+        return losses, stops > 0.0, switches > 0.0, drained == self.model.mesh.world_size
 
     def _is_exit(self, iteration: int) -> bool:
         """True if exit_interval ends the run after this iteration."""
@@ -269,6 +272,8 @@ class TrainingLoop:
         steps = self._skipped_steps.excess or (self._skipped_steps.all_of_them if is_last and not is_number else "")
         if not steps:
             return
+        # What is being written is older than these steps, and worth its end.
+        self._saving.wait()
         if self.model.mesh.rank != 0:
             raise PeerFailedError("losses or gradients are not finite: rank 0 reports it")
         raise NonFiniteError(steps, self.progress.iteration, self.writer.root if self.writer is not None else None)

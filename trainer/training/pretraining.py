@@ -342,7 +342,8 @@ def _build_writer(
 ) -> CheckpointWriter:
     record = attempt.run.saved if attempt.run is not None else None
     fence = (attempt.fencing_token, attempt.lock)
-    return CheckpointWriter(save, attempt.config, vocab_size, number, device, labels, record, *fence)
+    writer = CheckpointWriter(save, attempt.config, vocab_size, number, device, labels, record, *fence)
+    return writer.beside_training() if attempt.config.checkpoint.async_save else writer
 
 
 def _build_loader(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trainer.checkpoint.saving.draining import Draining
+from trainer.checkpoint.saving.host_copy import HostCopy
 from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import any_rank
 from trainer.process.metrics import missed_row
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trainer.checkpoint.save import CheckpointWriter, MissedSave
+    from trainer.checkpoint.save import CheckpointWriter, Drained, MissedSave
     from trainer.config.sections.checkpoint import CheckpointConfig
     from trainer.data.loading.loader import BatchLoader
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
@@ -26,6 +29,21 @@ if TYPE_CHECKING:
     from trainer.process.heartbeat import Heartbeat
     from trainer.process.progress import TrainingProgress
     from trainer.process.run_lock import RunLock
+
+
+@dataclass(frozen=True)
+class _PendingSave:
+    """A save whose outcome was not taken.
+
+    Attributes:
+        iteration: of the state.
+        root: folder of checkpoints.
+        is_last: the run ends with it.
+    """
+
+    iteration: int
+    root: Path
+    is_last: bool
 
 
 @dataclass
@@ -54,12 +72,19 @@ class Saving:
     before_save: Callable[[], None]
     append: Callable[[dict[str, Any]], None]
     _missed: MissedSaves = field(init=False)
+    _draining: Draining[Drained] = field(default_factory=Draining)
+    _memory: HostCopy = field(init=False)
+    _pending: _PendingSave | None = None
 
     def __post_init__(self) -> None:
         self._missed = MissedSaves(self.config.max_missed_saves, self.config.missed_saves_grace_s)
+        self._memory = HostCopy(self.device)
 
     def save(self, *, is_good: bool = True, is_last: bool = False) -> None:
         """Save, unless this iteration is saved. A failure of the disk ends the run at the limit, or at the last save.
+
+        With async_save the checkpoint is written beside the next iterations, after the end of the save before; only the
+        last one is complete on return.
 
         Args:
             is_good: False keeps older checkpoints beyond checkpoint.keep_last.
@@ -70,44 +95,82 @@ class Saving:
             LostLockError: on rank 0, another process has taken the run over.
             PeerFailedError: another rank met one of these.
         """
+        if self.writer is None:
+            return
+        self.finish()
         iteration = self.progress.iteration
-        if self.writer is None or self.saved_iteration == iteration:
+        if self.saved_iteration == iteration:
             return
         self.heartbeat.beat(iteration, "checkpoint")
         self.before_save()
-        began = time.perf_counter()
         self.progress.data_state = self.data.state(self.progress.consumed_samples)
-        missed = self.writer.save(self.model, self.optimizer, self.progress, deletes_old=is_good)
-        if missed is not None:
-            self._miss(missed, is_last=is_last)
+        memory = self._memory if self.config.async_save else None
+        staged = self.writer.stage(self.model, self.optimizer, self.progress, memory)
+        self._pending = _PendingSave(iteration, self.writer.root, is_last)
+        drain = partial(self.writer.drain, staged, deletes_old=is_good)
+        if memory is None:
+            drained = drain()
+            self._settle(drained, drained.drain_s)
             return
-        seconds = time.perf_counter() - began
+        self._draining.begin(drain)
+        if is_last:
+            self.finish()
+
+    @property
+    def has_drained(self) -> bool:
+        """True if this rank has written its part of a save, whose outcome was not taken. Not collective."""
+        return self._draining.has_ended
+
+    def finish(self) -> None:
+        """Take the outcome of the save that is being written, if any, at its end.
+
+        Raises: see save.
+        """
+        if self._pending is not None:
+            self.heartbeat.beat(self.progress.iteration, "checkpoint")
+            began = time.perf_counter()
+            drained = self._draining.take()
+            self._settle(drained, time.perf_counter() - began)
+
+    def wait(self) -> None:
+        """Wait for the save that is being written, if any, without its outcome: for a run that ends by an error."""
+        self._draining.wait()
+
+    def _settle(self, drained: Drained, wait_s: float) -> None:
+        """Tell of the end of a save, for which the training waited ``wait_s``, and count it."""
+        save, self._pending = self._pending, None
+        assert save is not None
+        if drained.missed is not None:
+            self._miss(drained.missed, save)
+            return
         self._missed.reset()
         self.heartbeat.warn("")
-        self.saved_iteration = iteration
-        self._say(f"iteration {iteration} saved to {self.writer.root} in {seconds:.1f} s")
+        self.saved_iteration = save.iteration
+        beside = f"; training waited {drained.stage_s + wait_s:.1f} s of them" if self.config.async_save else ""
+        seconds = drained.stage_s + drained.drain_s
+        self._say(f"iteration {save.iteration} saved to {save.root} in {seconds:.1f} s{beside}")
         if self.config.save_hugging_face:
             check_lock(self.lock, self.device)
-            self._write_hub_folder(self.writer.root)
+            self._write_hub_folder(save)
 
-    def _miss(self, missed: MissedSave, *, is_last: bool) -> None:
+    def _miss(self, missed: MissedSave, save: _PendingSave) -> None:
         """Tell of a save that the disk refused, and end the run if it was one too many."""
         self._missed.add()
         # By the clock of rank 0, so that all ranks end together.
         decides = self.model.mesh.rank == 0
-        ends = is_last or any_rank(decides and self._missed.are_too_many, self.device)
+        ends = save.is_last or any_rank(decides and self._missed.are_too_many, self.device)
         warning = f"{missed.sentence}; {self._missed}"
         # The error of the run has the sentence, and status shows both.
         self.heartbeat.warn(str(self._missed) if ends else warning)
-        self.append(missed_row(self.attempt, self.progress.iteration, missed.sentence))
-        self._say(f"iteration {self.progress.iteration}: {warning}")
+        self.append(missed_row(self.attempt, save.iteration, missed.sentence))
+        self._say(f"iteration {save.iteration}: {warning}")
         if ends:
             raise missed.error()
 
-    def _write_hub_folder(self, root: Path) -> None:
-        began, iteration = time.perf_counter(), self.progress.iteration
-        self.heartbeat.beat(iteration, "export")
-        problem = write_hub_folder(root, iteration, self.model.mesh.rank, self.device)
+    def _write_hub_folder(self, save: _PendingSave) -> None:
+        began, iteration = time.perf_counter(), save.iteration
+        self.heartbeat.beat(self.progress.iteration, "export")
+        problem = write_hub_folder(save.root, iteration, self.model.mesh.rank, self.device)
         seconds = time.perf_counter() - began
         self._say(
             f"iteration {iteration}: Hugging Face folder written in {seconds:.1f} s"

@@ -33,6 +33,7 @@ class StagedSave:
         loss_scaler: its state; None without optimizer state.
         files: name of a rank file -> key of a part -> its tensor. Live views, unless they were copied.
         index: kind -> global name -> shape, dtype and parts.
+        seconds: that the training waited for the copies; 0 without.
     """
 
     mesh: ParallelMesh
@@ -42,6 +43,7 @@ class StagedSave:
     loss_scaler: Mapping[str, Any] | None
     files: Mapping[str, Mapping[str, Tensor]]
     index: Mapping[str, Mapping[str, Any]]
+    seconds: float = 0.0
 
     @property
     def iteration(self) -> int:

@@ -38,6 +38,10 @@ class CheckpointConfig(Section):
     verify_after_save: Literal["sample", "all", "off"] = "sample"
     """Part of each file that is read back and compared before a checkpoint is complete and ``keep_last`` deletes older
     ones. sample: the first and the last 4 MiB, and every 16th between them."""
+    async_save: bool = False
+    """Write checkpoints beside the next iterations. Each rank first copies what it writes to host memory, as many bytes
+    as its part of the checkpoint; training waits for this copy alone, and for a save that is still being written when
+    the next one is due. The last save, and that of a stop request, are complete before the run ends."""
     max_missed_saves: PositiveInt | None = 3
     """End the run when the disk has refused this many saves in a row (full, quota, mount gone) and missed_saves_grace_s
     has passed. null: no limit. The run goes on after fewer. The save at its end must succeed."""

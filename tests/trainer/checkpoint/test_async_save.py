@@ -1,0 +1,133 @@
+"""Saves that are drained in a thread: the same bytes as a synchronous save, whatever the training does meanwhile."""
+
+import resource
+import signal
+
+import pytest
+import torch
+
+from tests.trainer.checkpoint.test_training import VOCAB_SIZE, build, iterate
+from tests.trainer.parity.parity_case import Case
+from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_iterations
+from trainer.checkpoint.save import CheckpointWriter
+from trainer.checkpoint.saving.draining import Draining
+from trainer.checkpoint.saving.host_copy import HostCopy, copied_bytes
+from trainer.process.progress import TrainingProgress
+
+CPU = torch.device("cpu")
+
+
+def writer_of(config, root, rank):
+    writer = CheckpointWriter(root, config, VOCAB_SIZE, 1, CPU).beside_training()
+    writer.prepare(rank)
+    return writer
+
+
+def save_twice_in_both_ways(rank, world_size, case, root):
+    """Save iterations 1 and 2, at once and beside the next iterations; the second reuses the memory of the first."""
+    config, model, optimizer = build(rank, world_size, case)
+    at_once = CheckpointWriter(root / "sync", config, VOCAB_SIZE, 1, CPU)
+    at_once.prepare(rank)
+    beside, memory, draining = writer_of(config, root / "async", rank), HostCopy(CPU), Draining()
+    progress = TrainingProgress(seed=7)
+    for iteration in (1, 2):
+        iterate(case, model, optimizer, iteration)
+        progress.iteration = iteration
+        progress.add_further_loss("mtp_1_loss", 1.0, 2.0)
+        at_once.save(model, optimizer, progress)
+        staged = beside.stage(model, optimizer, progress, memory)
+        # The drain begins after the state has changed.
+        iterate(case, model, optimizer, iteration + 10)
+        progress.iteration += 10
+        progress.add_further_loss("mtp_1_loss", 1.0, 2.0)
+        draining.begin(lambda staged=staged: beside.drain(staged))
+        iterate(case, model, optimizer, iteration + 20)
+        assert draining.take().missed is None
+        progress.further_losses = {}
+    return copied_bytes(staged)
+
+
+LAYOUTS = {
+    "dp2 bf16": Case(dp=2, micro_batches=2, precision="bf16"),
+    "zero1 bf16": Case(dp=2, micro_batches=2, precision="bf16", zero=1),
+    "zero3 fp16": Case(dp=2, micro_batches=2, precision="fp16", zero=3),
+    "tp2 pp2": Case("qwen", tp=2, pp=2, micro_batches=2),
+    "experts": Case("mixtral", dp=2, ep=2, micro_batches=2, zero=1),
+}
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_save_beside_the_training_has_the_bytes_of_one_between_two_steps(ranks, tmp_path, name):
+    case = LAYOUTS[name]
+    copied = ranks.run(save_twice_in_both_ways, case, tmp_path, world_size=case.world_size)
+    saved = {iteration: contents(checkpoint_path(tmp_path / "async", iteration)) for iteration in (1, 2)}
+    for iteration in (1, 2):
+        assert saved[iteration] == contents(checkpoint_path(tmp_path / "sync", iteration))
+    files = {name: content for name, content in saved[1].items() if name.endswith(".safetensors")}
+    # No copy of unchanged, and so stale, weights.
+    assert all(saved[2][name] != content for name, content in files.items())
+    # The memory that is told beforehand: the tensors, and less than a cache line for each.
+    size = sum(map(len, files.values()))
+    assert 0.5 * size < sum(copied) < 1.1 * size
+
+
+def save_without_a_step(rank, world_size, case, root):
+    """Drain while the main threads take no step and meet in no collective; returns the content of the pointer."""
+    config, model, optimizer = build(rank, world_size, case)
+    writer, draining = writer_of(config, root, rank), Draining()
+    staged = writer.stage(model, optimizer, TrainingProgress(iteration=1), HostCopy(CPU))
+    draining.begin(lambda: writer.drain(staged))
+    draining.wait()
+    mark = (root / LATEST).read_text()
+    assert draining.is_pending and draining.has_ended
+    assert draining.take().missed is None
+    return mark
+
+
+def test_the_mark_is_set_at_once_not_an_interval_late(ranks, tmp_path):
+    assert ranks.run(save_without_a_step, LAYOUTS["dp2 bf16"], tmp_path, world_size=2) == ["1\n", "1\n"]
+
+
+def refuse_one_drain(rank, world_size, case, root):
+    """Drain while rank 1 may write a few bytes only, then again; returns what was missed, and what is complete."""
+    config, model, optimizer = build(rank, world_size, case)
+    writer, draining, memory = writer_of(config, root, rank), Draining(), HostCopy(CPU)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        staged = writer.stage(model, optimizer, TrainingProgress(iteration=1), memory)
+        draining.begin(lambda: writer.drain(staged))
+        iterate(case, model, optimizer, 1)
+        missed = draining.take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+    again = writer.stage(model, optimizer, TrainingProgress(iteration=2), memory)
+    draining.begin(lambda: writer.drain(again))
+    assert draining.take().missed is None
+    return missed.missed.sentence, missed.missed.is_here, missed.written_bytes
+
+
+def test_a_disk_that_refuses_a_drain_misses_one_save(ranks, tmp_path):
+    case = Case("qwen", tp=2, micro_batches=2)
+    first, second = ranks.run(refuse_one_drain, case, tmp_path, world_size=2)
+    sentence = f"the checkpoint of iteration 1 could not be written to {tmp_path}: File too large"
+    assert (first, second) == ((sentence, False, 0), (sentence, True, 0))
+    assert complete_iterations(tmp_path) == [2]
+
+
+def test_an_error_of_the_thread_is_raised_where_its_outcome_is_taken():
+    draining = Draining()
+    draining.begin(lambda: 1 // 0)
+    draining.wait()
+    with pytest.raises(ZeroDivisionError):
+        draining.take()
+    assert not draining.is_pending
+    draining.begin(lambda: 5)
+    assert draining.take() == 5
