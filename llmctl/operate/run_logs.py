@@ -10,6 +10,7 @@ from llmctl.operate.follow import default_choice, pending_words
 from llmctl.runs.attempts import attempt_numbers
 from llmctl.runs.facts import RankError, first_error, parse_error
 from llmctl.runs.failure_words import SEARCHED_LINES, failure_words
+from llmctl.runs.flight_records import guilty_by_flight_records
 from llmctl.runs.log_selection import LogChoice, spans
 from llmctl.runs.logs import LogLine, clean, last_lines, rank_logs
 from llmctl.runs.observe import observe_run
@@ -28,6 +29,7 @@ class Found:
 
     Attributes:
         note: words on files that have yet to appear; else empty.
+        guilty: sentences on the ranks that hold the others up, by torch's flight records.
     """
 
     record: RunRecord
@@ -37,6 +39,7 @@ class Found:
     files: dict[str, str]
     errors: tuple[RankError, ...]
     note: str = ""
+    guilty: tuple[str, ...] = ()
 
 
 def log_choice(rank: str | None, *, job: bool) -> LogChoice | None:
@@ -81,15 +84,16 @@ def find_logs(
     names, error_names = transport.list_names([folder, f"{folder}/errors"])
     errors = _errors(transport, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
     chosen = choice or default_choice(record, names)
+    guilty = guilty_by_flight_records(f"{folder}/flight", transport) if chosen.kind == "failed" else ()
     if _is_undivided(record, names, chosen) or (chosen.kind == "failed" and not errors and not follow):
         files = LogChoice("job").files(str(record.run_dir), number, names, [])
-        return Found(record, session, chosen, number, files, errors)
+        return Found(record, session, chosen, number, files, errors, guilty=guilty)
     absence = chosen.absence(names)
     if absence and not follow:
         raise RecordError(f"{record.run_id}: {absence}")
     note = f"{record.run_id}: {absence}; waiting for it" if absence else ""
     files = chosen.files(str(record.run_dir), number, names, [error.rank for error in errors])
-    return Found(record, session, chosen, number, files, errors, note)
+    return Found(record, session, chosen, number, files, errors, note, guilty)
 
 
 def _is_undivided(record: RunRecord, names: Sequence[str], choice: LogChoice) -> bool:
@@ -119,6 +123,7 @@ def notes_before(found: Found) -> Iterator[str]:
         yield found.note
     if found.choice.kind != "failed":
         return
+    yield from found.guilty
     if not found.errors:
         where = f" in attempt {found.attempt}" if found.attempt is not None else ""
         yield f"{found.record.run_id}: no rank wrote an error report{where}; this is from the output of the job:"

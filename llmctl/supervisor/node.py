@@ -15,6 +15,10 @@ from .settings import JobSettings
 from .signals import Signals
 from .trust import OWN_FOLDER
 
+FLIGHT_FOLDER = "flight"
+"""Folder of an attempt in which each rank leaves the collectives that it has entered, when NCCL times out."""
+FLIGHT_ENTRIES = "2000"
+"""Most entries of such a record: the collectives of some steps, in about 1 MB."""
 _POLL_S = 1.0
 _GONE_S = 10.0
 """Time that killed processes of an earlier attempt get to end."""
@@ -96,9 +100,16 @@ def run_node(
 
 
 def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
-    """Variables of every process of an attempt."""
+    """Variables of every process of an attempt; the user's own ones, which job.sh sets later, come before them."""
     folder = job.attempt_dir(attempt)
+    # Without a command it is our trainer, with torch 2.10 or later, which warns of the names before.
+    size, path = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
+    if not job.is_training:
+        size, path = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     return {
+        size: FLIGHT_ENTRIES,
+        path: f"{folder}/{FLIGHT_FOLDER}/rank_",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "LLMCTL_RUN_ID": job.run_id,
         "LLMCTL_RUN_DIR": job.run_dir,
         "LLMCTL_ATTEMPT": str(attempt),

@@ -21,7 +21,7 @@ from .attempt import (
 from .cause import cause_of_failure, code_of_cause, failed_parts, launchers_error, text_since
 from .end_request import EndByFile, EndBySignal, EndByStep, EndRequest
 from .ends import doubt_about_success
-from .node import attempt_variables, end_file_of, run_node
+from .node import FLIGHT_FOLDER, attempt_variables, end_file_of, run_node
 from .notices import Notices, send
 from .peers import Peers
 from .rendezvous import reserve_port
@@ -226,6 +226,8 @@ class Supervisor:
             if reserved is None and job.is_training:
                 return 1
             variables["LLMCTL_MASTER_PORT"] = "" if reserved is None else str(reserved)
+        with suppress(OSError):
+            os.mkdir(f"{attempt.folder}/{FLIGHT_FOLDER}")
         # A stop that comes before the launch: launch nothing.
         if not watch.is_over:
             watch.run(processes.start(["bash", f"{attempt.folder}/job.sh", "launch"], variables))

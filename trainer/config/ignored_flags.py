@@ -67,7 +67,7 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "no flight record of NCCL is written",
+        "jobs on GPUs keep NCCL's flight records of a timeout in the attempt's folder",
         """
         disable-flight-recorder-dump-on-timeout disable-flight-recorder-extra-dump-on-exec
         disable-flight-recorder-include-only-active flight-recorder-dump-path=1

@@ -1,6 +1,7 @@
 """``llmctl logs`` as users type the command."""
 
 import json
+import pickle
 
 import pytest
 
@@ -68,6 +69,20 @@ def test_failed_ranks_come_with_the_cause_first(capsys):
     lines, err = shown(capsys, "demo", "--rank", "failed", "--attempt", "1")
     assert lines == ["[job] from job.sh", "[node 0] agent of attempt 1"]
     assert "no rank wrote an error report in attempt 1" in err
+
+
+def test_failed_ranks_come_with_those_that_torchs_flight_records_name(run, capsys):
+    config = {"1": {"name": "1", "desc": "TENSOR_GROUP", "ranks": "[0, 1, 2]"}}
+    waits = {"process_group": ("1", ""), "collective_seq_id": 9, "p2p_seq_id": 0, "profiling_name": "nccl:all_reduce"}
+    waits |= {"state": "started", "is_p2p": False}
+    folder = run.path / "attempts" / "2" / "flight"
+    folder.mkdir()
+    for rank, entries in enumerate(([waits], [], [waits])):
+        (folder / f"rank_{rank}").write_bytes(pickle.dumps({"pg_config": config, "entries": entries}))
+    (folder / "rank_3").write_bytes(b"half a rec")
+    _, err = shown(capsys, "demo", "-n", "1", "--rank", "failed")
+    words = "rank 1 holds the others up: it has not entered all_reduce 9 of group TENSOR_GROUP; ranks 0, 2 wait for it"
+    assert words in err
 
 
 @pytest.mark.usefixtures("run")
