@@ -65,6 +65,8 @@ def submit(
     gpus_per_node: int | None = None,
     time: str | None = None,
     after: str | None = None,
+    max_restarts: int | None = None,
+    restart_on: str | Sequence[str] | None = None,
     container: str | None = None,
     mounts: Sequence[str] | None = None,
     launcher: str | None = None,
@@ -104,6 +106,8 @@ def submit(
         gpus_per_node: ranks per node. None: the node's GPUs.
         time: time limit, such as ``1:30:00`` or ``90m``.
         after: start when this run completes; ``any:RUN``: when the run ends.
+        max_restarts: how often a failed attempt begins again in the same job.
+        restart_on: of killed, lost_peer, hang, node, not_finite, out_of_memory, error, unknown.
         container: image.
         mounts: ``SRC:DST`` of folders to mount in the container.
         launcher: ``torchrun``, ``srun`` or ``mpirun``.

@@ -65,6 +65,16 @@ _AFTER = _option(
     _SIZE, "--after", "RUN", "Start when this run completes; any:RUN: when it ends.", autocompletion=complete_run
 )
 
+_MAX_RESTARTS = _option(
+    _SIZE, "--max-restarts", "N", "How often a failed attempt begins again in the same job. Default: 0."
+)
+_RESTART_ON = _option(
+    _SIZE,
+    "--restart-on",
+    "CLASS[,CLASS]",
+    "Of killed,lost_peer,hang,node,not_finite,out_of_memory,error,unknown. Default: all but not_finite.",
+)
+
 _CONTAINER = _option(_ENVIRONMENT, "--container", "IMAGE", "Container image.")
 _MOUNTS = _option(_ENVIRONMENT, "--mount", "SRC:DST", "Folder to mount in the container. Repeatable.")
 _LAUNCHER = _option(_ENVIRONMENT, "--launcher", "torchrun|srun|mpirun", "Launcher of the ranks.")
@@ -114,6 +124,8 @@ def submit(
     gpus_per_node: int | None = _GPUS_PER_NODE,
     time: str | None = _TIME,
     after: str | None = _AFTER,
+    max_restarts: int | None = _MAX_RESTARTS,
+    restart_on: str | None = _RESTART_ON,
     container: str | None = _CONTAINER,
     mounts: list[str] | None = _MOUNTS,
     launcher: str | None = _LAUNCHER,

@@ -81,6 +81,8 @@ class JobArguments(ConfigArguments):
     priority: int | None = Field(None, description="In the scheduler's numbers.")
     time: str | None = Field(None, description="Time limit, such as 1:30:00 or 90m.")
     after: str | None = Field(None, description="Start when this run completes; any:RUN: when it ends.")
+    max_restarts: int | None = Field(None, description="How often a failed attempt begins again in the same job.")
+    restart_on: list[str] | None = Field(None, description="Classes of failures after which it does.")
     container: str | None = Field(None, description="Image.")
     mounts: list[str] | None = Field(None, description="SRC:DST of folders to mount in the container.")
     launcher: Literal["torchrun", "srun", "mpirun"] | None = Field(None, description="Starter of the ranks.")

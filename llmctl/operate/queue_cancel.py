@@ -58,7 +58,7 @@ class QueueCancel:
         job = self._ask()
         if job is None:
             raise SchedulerError(f"{self.record.run_id} is being submitted at this moment", transient=True)
-        runs = beginning is not None and beginning.ending is None and job.state is not JobState.PENDING
+        runs = beginning is not None and not _has_ended(beginning) and job.state is not JobState.PENDING
         if job.is_silent and not runs:
             raise SchedulerError(f"{self.record.run_id}: nothing was ended: {job.raw}", transient=True)
         self.mark(beginning.number if beginning is not None and runs else None)
@@ -100,7 +100,11 @@ class QueueCancel:
             # Listing the folder makes a network file system drop its cached "no such file".
             (names,) = self.transport.list_names([str(directory)])
             if "exit.json" in names:
-                return True
+                newest = self._attempt()
+                if newest is None or _has_ended(newest):
+                    return True
+                # The job began again at this moment: the mark holds for the attempt that follows too.
+                directory = newest.directory
             if time.monotonic() >= deadline:
                 return False
             self.sleep(1.0 if self.transport.is_remote else 0.25)
@@ -130,6 +134,10 @@ class QueueCancel:
     @staticmethod
     def _is_there(job: JobAnswer) -> bool:
         return job.report is not None and not job.state.is_finished
+
+
+def _has_ended(beginning: AttemptBeginning) -> bool:
+    return beginning.ending is not None and not beginning.ending.restarts
 
 
 def end_by_name(run_id: str, backend: QueueBackend, transport: Transport) -> str:

@@ -32,6 +32,14 @@ class Ending:
     """exit.json of the supervisor: exit code, reason and any signal received. Time in seconds since 1970.
 
     ``cause``: the supervisor's sentence on a failure, such as the node that did not start; may be empty.
+
+    Attributes:
+        restarts: the same job begins again, as the next attempt.
+        most_attempts: number of the last attempt that this may lead to.
+        not_restarted: the reason why the job does not begin again although it may; else empty.
+        failure_class: kind of the failure (llmctl/supervisor/restarts.py); empty without a failure.
+        lost_steps: steps trained since the newest save; None in older records.
+        lost_s: seconds since the newest save, or since the start of the attempt if none was made in it.
     """
 
     code: int | None
@@ -39,14 +47,22 @@ class Ending:
     signal: str | None
     time: float | None
     cause: str = ""
+    restarts: bool = False
+    most_attempts: int | None = None
+    not_restarted: str = ""
+    failure_class: str = ""
+    lost_steps: int | None = None
+    lost_s: float | None = None
 
     @property
     def is_final(self) -> bool:
-        """True if this ending certainly ends the run; otherwise the scheduler may start the job again.
+        """True if this ending certainly ends the run; otherwise it goes on, or the scheduler may start the job again.
 
         Schedulers signal a job before they start the job again (preemption, requeue). Grid Engine also restarts a job
         that ends with 99, and holds a job that ends with 100 (qsub(1)).
         """
+        if self.restarts:
+            return False
         if self.reason not in ("stopped", "failed"):
             return True
         return self.signal is None and self.code not in (99, 100)
@@ -181,6 +197,12 @@ def parse_ending(data: bytes | None) -> Ending | None:
         _text(values, "signal") or None,
         _float(values, "time"),
         _first_line(_text(values, "cause")),
+        restarts=values.get("restarts") is True,
+        most_attempts=_int(values, "most_attempts"),
+        not_restarted=_first_line(_text(values, "not_restarted")),
+        failure_class=_text(values, "class"),
+        lost_steps=_int(values, "lost_steps"),
+        lost_s=_float(values, "lost_s"),
     )
 
 

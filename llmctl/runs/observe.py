@@ -164,16 +164,16 @@ def _facts(
 
 
 def _has_ended(record: RunRecord, attempts: RunAttempts, scheduler: SchedulerWatch | None) -> bool:
-    """True if exit.json is final. A scheduler may restart a job that it stopped itself."""
+    """True if exit.json is final. The job may begin again; a scheduler may restart a job that it stopped itself."""
     ending = attempts.newest.ending if attempts.newest is not None else None
-    if ending is None:
+    if ending is None or ending.restarts:
         return False
     was_cancelled = bool(record.submissions) and record.submissions[-1].cancel_requested is not None
     return scheduler is None or ending.is_final or was_cancelled
 
 
 def _ending_missing(attempt: AttemptFacts | None) -> bool:
-    return attempt is not None and attempt.ending is None
+    return attempt is not None and (attempt.ending is None or attempt.ending.restarts)
 
 
 def _is_gone(job: JobAnswer | None) -> bool:

@@ -92,6 +92,8 @@ class Verdict:
 def decide(facts: RunFacts) -> Verdict:
     """Decide the state of a run."""
     if facts.attempt is not None and facts.attempt.ending is not None:
+        if facts.attempt.ending.restarts:
+            return _between_attempts(facts, facts.attempt, facts.attempt.ending)
         verdict = _by_exit_file(facts, facts.attempt, facts.attempt.ending)
         is_last_word = facts.attempt.ending.is_final or facts.cancel_requested is not None
         if is_last_word or facts.job is None or facts.job.source == "process":
@@ -204,7 +206,8 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         # A job that another's signal ends, such as an administrator's, may have hung before.
         lost_peers = all(error.is_about_a_peer for error in attempt.errors)
         hang = _hang_before(facts, attempt, ending.time) if ending.signal and lost_peers else ""
-        return Verdict(JobState.FAILED, failure_cause(attempt) + hang, ending.code, ending.time)
+        last = f"; not started again: {ending.not_restarted}" if ending.not_restarted else ""
+        return Verdict(JobState.FAILED, failure_cause(attempt) + hang + last, ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
 
 
@@ -212,6 +215,22 @@ def _hang_before(facts: RunFacts, attempt: AttemptFacts, end: float | None) -> s
     """The hang that an end by the scheduler would hide, from the heartbeats as they were at that time."""
     hang = lagging_ranks(attempt.heartbeats, end, facts.iteration_time_s) if end is not None else ""
     return f", after {hang}" if hang else ""
+
+
+def _between_attempts(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Verdict:
+    """The verdict while the same job prepares the next attempt, or if it ends before that."""
+    job, failed = facts.job, _by_exit_file(facts, attempt, ending)
+    if job is not None and job.state in (JobState.RUNNING, JobState.PENDING):
+        most = f" of at most {ending.most_attempts}" if ending.most_attempts is not None else ""
+        again = Verdict(JobState.RUNNING, f"starting again (attempt {attempt.number + 1}{most}): {failed.detail}")
+        return again if job.state is JobState.RUNNING and facts.cancel_requested is None else _living(facts, job)
+    if job is not None and (job.is_silent or (job.state is JobState.UNKNOWN and not job.has_left)):
+        return Verdict(JobState.UNKNOWN, f"{job.raw}; was to start again after: {failed.detail}")
+    if failed.state is not JobState.FAILED:
+        return failed
+    state = job.state if job is not None and job.state in SCHEDULERS_DOING else failed.state
+    how = f" ({job.raw})" if job is not None and job.raw else ""
+    return replace(failed, state=state, detail=f"{failed.detail}; the job ended before it could start again{how}")
 
 
 def _stopped_by_scheduler(facts: RunFacts, verdict: Verdict, job: JobAnswer) -> Verdict:

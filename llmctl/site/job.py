@@ -14,6 +14,10 @@ NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%\[\],-]{0,254}")
 """Names of nodes, also as Slurm's lists: ``n[1-3,7]``."""
 DEFAULT_EVENTS = ("end", "fail", "hang", "restart")
 """Events of a run that are told if the user names none."""
+RESTART_CLASSES = ("killed", "lost_peer", "hang", "node", "not_finite", "out_of_memory", "error", "unknown")
+"""Classes of failures that a new attempt may help (llmctl/supervisor/restarts.py)."""
+DEFAULT_RESTARTS = tuple(each for each in RESTART_CLASSES if each != "not_finite")
+"""Without the one that the same weights and the same data bring again. Attempts without a new step end a run anyway."""
 WORD_RULE = "use letters, digits and ._:@/+=,- after a letter or digit"
 
 
@@ -57,6 +61,8 @@ class JobSpec:
         torchrun: the command is a Python program, started in every rank by torchrun.
         notify: places that are told of the run's events (see llmctl/site/notify.py).
         notify_on: the events; None: the default ones.
+        max_restarts: how often a failed attempt begins again in the same job.
+        restart_on: classes of failures after which it does; None: the default ones.
     """
 
     name: str
@@ -80,6 +86,8 @@ class JobSpec:
     torchrun: bool = False
     notify: tuple[str, ...] = ()
     notify_on: tuple[str, ...] | None = None
+    max_restarts: int = 0
+    restart_on: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -89,6 +97,7 @@ class JobSpec:
         self._check_words()
         if self.notify or self.notify_on:
             self._check_notices()
+        self._check_restarts()
         for name, _ in self.env:
             if not VARIABLE.fullmatch(name):
                 raise JobError(f"env.{name}", f"{name!r} cannot name a variable; use letters, digits and underscores")
@@ -122,6 +131,15 @@ class JobSpec:
                 raise JobError("notify_on", problem)
         if self.notify_on and not self.notify:
             raise JobError("notify_on", "there is no place to tell; give --notify WHERE, or --mail-user ADDRESS")
+
+    def _check_restarts(self) -> None:
+        if self.max_restarts < 0:
+            raise JobError("max_restarts", f"{self.max_restarts} is not valid: give a number from 0 on")
+        for word in self.restart_on or ():
+            if word not in RESTART_CLASSES:
+                raise JobError("restart_on", f"{word!r} is none of {', '.join(RESTART_CLASSES)}")
+        if self.restart_on and not self.max_restarts:
+            raise JobError("restart_on", "there are no restarts; give --max-restarts N, or job.max_restarts, too")
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "JobSpec":

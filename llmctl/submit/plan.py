@@ -43,6 +43,8 @@ JOB_FLAGS = {
     "launcher": "--launcher",
     "notify": "--notify",
     "notify_on": "--notify-on",
+    "max_restarts": "--max-restarts",
+    "restart_on": "--restart-on",
 }
 """Key of the config's job section, also the name of the parameter -> flag."""
 _LISTS = ("mounts", "notify")

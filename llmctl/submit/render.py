@@ -26,7 +26,7 @@ from llmctl.backends import capabilities_of
 from llmctl.backends.base import Capabilities
 from llmctl.errors import ConfigFileError
 from llmctl.paths import BUNDLED, UserFolders, expand_home, search_path
-from llmctl.site.job import DEFAULT_EVENTS
+from llmctl.site.job import DEFAULT_EVENTS, DEFAULT_RESTARTS
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.job import Job, RenderedJob
 from llmctl.supervisor.settings import JobSettings
@@ -195,6 +195,8 @@ def _settings(job: Job, stop_after_s: int) -> str:
         points_per_node_hour=job.cost.rate if job.cost is not None else None,
         points_unit=job.cost.unit if job.cost is not None else "",
         notify_on=DEFAULT_EVENTS if job.spec.notify_on is None else job.spec.notify_on,
+        max_restarts=job.spec.max_restarts,
+        restart_on=DEFAULT_RESTARTS if job.spec.restart_on is None else job.spec.restart_on,
     )
     return json.dumps(settings._asdict(), indent=1) + "\n"
 

@@ -25,7 +25,7 @@ from .node import FLIGHT_FOLDER, attempt_variables, end_file_of, run_node
 from .notices import Notices, send
 from .peers import Peers
 from .rendezvous import reserve_port
-from .restarts import Failure, class_of, read_history, read_rank_failures, read_reached, refusal
+from .restarts import Failure, class_of, read_history, read_rank_failures, read_reached, refusal, seconds_since_save
 from .settings import JobSettings
 from .signals import Signals
 from .trust import TrustError, check_submission
@@ -289,6 +289,9 @@ class Supervisor:
         failure = Failure(code, job.is_training, read_rank_failures(folder), parts, lost_node=bool(watch.lost))
         reached, kind = read_reached(job.run_dir, attempt.number), class_of(failure)
         values = {"class": kind, "trained": reached.trained, "saved": reached.saved}
+        values.update(
+            lost_steps=max(0, reached.trained - reached.saved), lost_s=round(seconds_since_save(job.run_dir, folder))
+        )
         if not job.max_restarts or job.hosts or watch.is_over:
             return values
         history, left_s = read_history(job, reached), self._stop_after_s()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from contextlib import suppress
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -184,6 +185,18 @@ def read_reached(run_dir: str, attempt: int) -> Reached:
     for values in [*(_read(f"{folder}/{name}") for name in names), *_last_rows(f"{run_dir}/metrics.jsonl")]:
         trained = max(trained, _iteration(values))
     return Reached(attempt, trained, _iteration(_read(f"{run_dir}/saved.json")))
+
+
+def seconds_since_save(run_dir: str, folder: str) -> float:
+    """Seconds since the newest save, or since the start of the attempt in this folder if it has made none.
+
+    The two times of files are a file server's, the present one is this node's.
+    """
+    times = []
+    for path in (f"{run_dir}/saved.json", f"{folder}/started.json"):
+        with suppress(OSError):
+            times.append(os.stat(path).st_mtime)
+    return max(0.0, time.time() - max(times)) if times else 0.0
 
 
 def read_history(job: JobSettings, ended: Reached) -> History:

@@ -10,7 +10,7 @@ from llmctl.transport.host_members import bare, joined
 
 
 def host_problems(job: Job) -> Iterator[Problem]:
-    """Fewer hosts than nodes, a host listed twice, or an unknown host to leave out. Pure."""
+    """Fewer hosts than nodes, a host listed twice, an unknown host to leave out, or restarts. Pure."""
     hosts, nodes, name = job.profile.hosts, job.spec.nodes, job.profile.name
     if not hosts:
         yield Problem("hosts", "is empty; list the machines, the head node first: hosts: [gpu1, gpu2]", of="profile")
@@ -18,6 +18,12 @@ def host_problems(job: Job) -> Iterator[Problem]:
     doubled = next((host for host in hosts if hosts.count(host) > 1), None)
     if doubled is not None:
         yield Problem("hosts", f"{doubled} is listed twice; each machine is one node", of="profile")
+    if job.spec.max_restarts and job.request.launcher != "mpirun":
+        text = (
+            "is not possible behind ssh, where each machine has a job.sh of its own and no scheduler tells it of the "
+            "next attempt; leave it out, or use --launcher mpirun"
+        )
+        yield Problem("job.max_restarts", text)
     unknown = [host for host in job.spec.exclude if host not in hosts]
     if unknown:
         yield Problem("job.exclude", f"{', '.join(unknown)}: {name} has no such host; there are {', '.join(hosts)}")

@@ -1,8 +1,8 @@
-"""Time limits, as users of every scheduler write them."""
+"""Time limits, as users of every scheduler write them, and restarts."""
 
 import pytest
 
-from llmctl.site.job import JobError, parse_time
+from llmctl.site.job import JobError, JobSpec, parse_time
 
 HOUR = 3600
 
@@ -33,3 +33,19 @@ def test_time_limits(text, seconds):
 def test_a_time_without_a_unit_or_of_another_form_is_refused(text):
     with pytest.raises(JobError, match=r"give H:M:S, as in 1:30:00, or units, as in 90m, 5h, 1h30m or 2d"):
         parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_restarts": -1}, "job.max_restarts: -1 is not valid: give a number from 0 on"),
+        (
+            {"max_restarts": 1, "restart_on": ["rain"]},
+            "job.restart_on: 'rain' is none of killed, lost_peer, hang, node",
+        ),
+        ({"restart_on": ["killed"]}, "job.restart_on: there are no restarts; give --max-restarts N"),
+    ],
+)
+def test_wrong_restarts_are_refused(values, message):
+    with pytest.raises(JobError, match=message):
+        JobSpec.from_plain({"name": "r", **values})

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import PositiveInt, field_validator
+from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from trainer.config.sections.section import Section
 
@@ -49,11 +49,17 @@ class JobConfig(Section):
     """Places that are told how the run goes: https://ADDRESS, mailto:ADDRESS, secret:NAME, command:PROGRAM ARGS."""
     notify_on: list[Literal["begin", "end", "fail", "hang", "restart"]] | None = None
     """Events that are told. Unset: all but begin."""
+    max_restarts: NonNegativeInt = 0
+    """Number of times that a failed attempt begins again, in the same job. 0: a failure ends the job, and its costs."""
+    restart_on: (
+        list[Literal["killed", "lost_peer", "hang", "node", "not_finite", "out_of_memory", "error", "unknown"],] | None
+    ) = None
+    """Classes of failures after which an attempt begins again. Unset: all but not_finite."""
 
-    @field_validator("notify_on", mode="before")
+    @field_validator("notify_on", "restart_on", mode="before")
     @classmethod
-    def _divide_events(cls, events: Any) -> Any:
-        return [event.strip() for event in events.split(",")] if isinstance(events, str) else events
+    def _divide_words(cls, words: Any) -> Any:
+        return [word.strip() for word in words.split(",")] if isinstance(words, str) else words
 
     @field_validator("time", mode="before")
     @classmethod

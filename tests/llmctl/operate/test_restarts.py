@@ -1,0 +1,112 @@
+"""Restarts of real runs on this machine: a rank that kills itself once, and a config error."""
+
+import json
+
+import pytest
+import yaml
+
+from llmctl.cli.main import main
+from tests.llmctl.submit.test_submit import attempt_of, ending
+from tests.waiting import wait_for
+
+CONFIG = {
+    "model": {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 1},
+    "training": {"train_iters": 8, "seq_length": 16, "global_batch_size": 4, "kernel_backend": "reference"},
+    "optimizer": {"lr": 1e-3},
+    "data": {"mock_data": True},
+    "checkpoint": {"save_interval": 3},
+    "job": {"nodes": 2, "code": ["faults.py"], "max_restarts": 1},
+}
+FAULTS = """
+import os, signal
+if os.environ.get("BROKEN"):
+    raise RuntimeError("broken")
+
+def kill_once(facts):
+    if os.environ["LLMCTL_ATTEMPT"] == "1" and (facts.iteration, facts.mesh.rank) == (5, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def place(home, monkeypatch):
+    """A working directory with a config and the module ``faults``."""
+    work = home / "work"
+    work.mkdir()
+    (work / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+    (work / "faults.py").write_text(FAULTS)
+    monkeypatch.chdir(work)
+    return home
+
+
+def submit(run_id, *words):
+    return main(["submit", "c.yaml", "--run-id", run_id, *words])
+
+
+def rows(place, run_id):
+    lines = (place / "runs" / run_id / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row.get("lm_loss") is not None]
+
+
+def status(capsys, run_id):
+    capsys.readouterr()
+    assert main(["status", run_id, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["runs"][0]
+
+
+def test_a_killed_rank_costs_steps_and_no_result(place, capsys):
+    """The losses are those of an uninterrupted run, bit for bit."""
+    hook = ("--set", "hooks.after_step=[faults:kill_once]")
+    assert submit("whole") == 0
+    assert ending(place, "whole")["reason"] == "completed"
+    assert submit("killed", *hook) == 0
+    first, second = (ending(place, "killed", number) for number in (1, 2))
+    assert (first["reason"], first["class"], first["restarts"], first["code"]) == ("failed", "killed", True, 137)
+    assert (first["trained"], first["saved"], first["lost_steps"]) == (5, 3, 2)
+    assert second["reason"] == "completed"
+    losses = {row["iteration"]: row["lm_loss"] for row in rows(place, "killed")}
+    assert losses == {row["iteration"]: row["lm_loss"] for row in rows(place, "whole")}
+    assert sorted(losses) == [*range(1, 9)]
+    assert [row["iteration"] for row in rows(place, "killed") if row["attempt"] == 2] == [*range(4, 9)]
+    run = status(capsys, "killed")
+    assert (run["state"], run["attempt"], run["submission"]) == ("completed", 2, 1)
+    # Each attempt has its own logs.
+    assert main(["logs", "killed", "--attempt", "2"]) == 0
+    assert "at iteration 3" in capsys.readouterr().out
+    assert all((attempt_of(place, "killed", number) / "rank-00000.log").exists() for number in (1, 2))
+
+
+def test_an_error_of_the_config_does_not_begin_again(place, capsys):
+    hook = ("--set", "hooks.after_step=[faults:kill_once]", "--env", "BROKEN=1")
+    assert submit("wrong", *hook) == 0
+    found = ending(place, "wrong")
+    assert (found["class"], found["code"], found.get("restarts")) == ("config", 3, None)
+    wait_for(lambda: status(capsys, "wrong")["state"] == "failed", "the end")
+    assert status(capsys, "wrong")["detail"].endswith(
+        "; not started again: a new attempt would meet the same error of the config"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--max-restarts", "-1"], "--max-restarts: -1 is not valid"),
+        (["--restart-on", "hunger"], "--restart-on: 'hunger' is not valid: input should be 'killed', 'lost_peer'"),
+        (["--max-restarts", "0", "--restart-on", "killed"], "there are no restarts; give --max-restarts N"),
+    ],
+)
+@pytest.mark.usefixtures("place")
+def test_refused_restarts(words, says, capsys):
+    assert submit("r", "--dry-run", *words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_classes_are_those_of_the_supervisor():
+    from llmctl.site.job import DEFAULT_RESTARTS, RESTART_CLASSES
+    from llmctl.supervisor import restarts
+    from trainer.config.sections.job import JobConfig
+
+    supervisors = {getattr(restarts, name) for name in ("KILLED", "LOST_PEER", "HANG", "NODE", "ERROR", "UNKNOWN")}
+    assert supervisors == set(DEFAULT_RESTARTS) - {restarts.OUT_OF_MEMORY}
+    assert set(RESTART_CLASSES) == supervisors | {restarts.NOT_FINITE, restarts.OUT_OF_MEMORY}
+    assert JobConfig(restart_on=",".join(RESTART_CLASSES)).restart_on == [*RESTART_CLASSES]
