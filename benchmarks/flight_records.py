@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from llmctl.runs.flight_records import find_guilty, parse_record
+from llmctl.runs.failures.flight_records import find_guilty, parse_record
 
 
 def main(folder: Path) -> None:

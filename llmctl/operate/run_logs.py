@@ -9,8 +9,8 @@ from llmctl.job_state import JobState
 from llmctl.operate.follow import default_choice, pending_words
 from llmctl.runs.attempts import attempt_numbers
 from llmctl.runs.facts import RankError, first_error, parse_error
-from llmctl.runs.failure_words import SEARCHED_LINES, failure_words
-from llmctl.runs.flight_records import guilty_by_flight_records
+from llmctl.runs.failures.flight_records import guilty_by_flight_records
+from llmctl.runs.failures.words import SEARCHED_LINES, failure_words
 from llmctl.runs.log_selection import LogChoice, spans
 from llmctl.runs.logs import LogLine, clean, last_lines, rank_logs
 from llmctl.runs.observe import observe_run

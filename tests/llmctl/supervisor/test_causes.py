@@ -126,7 +126,7 @@ def test_names_of_ranks_and_times_before_a_line_do_not_hide_it(prefix):
     text = "".join(
         f"{prefix}{line}\n" for line in (TRACEBACK + "ModuleNotFoundError: No module named 'x'").splitlines()
     )
-    assert find_cause(text) == ("import", "ModuleNotFoundError: No module named 'x'")
+    assert find_cause(text)[:2] == ("import", "ModuleNotFoundError: No module named 'x'")
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_no_cause_is_made_up(output):
 def test_an_error_that_the_program_survived_is_not_the_cause():
     early = f"{TRACEBACK}FileNotFoundError: [Errno 2] No such file or directory: 'cache'\n"
     found = find_cause(f"{early}{PROGRESS}{TRACEBACK}KeyError: 'lr'\n")
-    assert found == ("exception", "KeyError: 'lr'")
+    assert found[:2] == ("exception", "KeyError: 'lr'")
 
 
 def test_the_source_lines_of_a_traceback_are_not_errors():
     text = TRACEBACK.replace('main(config["x"])', 'raise FileNotFoundError("CUDA out of memory")') + "KeyError: 'a'\n"
-    assert find_cause(text) == ("exception", "KeyError: 'a'")
+    assert find_cause(text)[:2] == ("exception", "KeyError: 'a'")
 
 
 def test_the_rank_that_failed_first_counts_not_the_peers_that_lost_it():
@@ -161,7 +161,7 @@ def test_the_rank_that_failed_first_counts_not_the_peers_that_lost_it():
     dead = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     ranks = [(2, lost), (0, dead), (1, lost)]
     text = "".join(f"[rank{rank}]: {line}\n" for rank, words in ranks for line in (TRACEBACK + words).splitlines())
-    assert find_cause(text) == ("gpu_memory", dead)
+    assert find_cause(text)[:2] == ("gpu_memory", dead)
 
 
 def test_a_report_of_torchrun_is_no_exception_of_the_program():
@@ -175,19 +175,19 @@ def test_a_report_of_torchrun_is_no_exception_of_the_program():
     found = find_cause(PROGRESS + report)
     assert found is not None and found.kind == "killed"
     own = find_cause(f"{PROGRESS}{TRACEBACK}ValueError: bad\n{report.replace('-9', '1').replace('SIGKILL', 'x')}")
-    assert own == ("exception", "ValueError: bad")
+    assert own[:2] == ("exception", "ValueError: bad")
 
 
 def test_the_word_of_the_system_counts_more_than_the_errors_that_it_makes():
     killed = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***"
     text = f"{killed}\n{TRACEBACK}RuntimeError: Connection reset by peer\n"
-    assert find_cause(text) == ("time_limit", killed)
+    assert find_cause(text)[:2] == ("time_limit", killed)
 
 
 def test_a_chain_of_exceptions_has_the_more_special_one():
     chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
     text = f"{TRACEBACK}OSError: [Errno 28] No space left on device\n{chain}{TRACEBACK}ValueError: cannot save\n"
-    assert find_cause(text) == ("disk_full", "OSError: [Errno 28] No space left on device")
+    assert find_cause(text)[:2] == ("disk_full", "OSError: [Errno 28] No space left on device")
 
 
 def test_a_message_of_any_length_ends():

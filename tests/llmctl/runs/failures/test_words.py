@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmctl.runs.failure_words import TRACEBACK_LINES, failure_words
+from llmctl.runs.failures.words import TRACEBACK_LINES, failure_words
 
 TORCHRUNS_OWN = """\
 Traceback (most recent call last):

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from llmctl.runs.flight_records import FlightRecordError, find_guilty, parse_record
+from llmctl.runs.failures.flight_records import FlightRecordError, find_guilty, parse_record
 
 WORLD, TP, PP = "0", "1", "2"
 
