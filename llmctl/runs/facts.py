@@ -38,6 +38,8 @@ class Ending:
         most_attempts: number of the last attempt that this may lead to.
         not_restarted: the reason why the job does not begin again although it may; else empty.
         failure_class: kind of the failure (llmctl/supervisor/restarts.py); empty without a failure.
+        output_kind: kind of the cause that the output tells (llmctl/supervisor/causes/messages.py); empty without one.
+        output_line: the line of the output that tells it.
         lost_steps: steps trained since the newest save; None in older records.
         lost_s: seconds since the newest save, or since the start of the attempt if none was made in it.
     """
@@ -51,6 +53,8 @@ class Ending:
     most_attempts: int | None = None
     not_restarted: str = ""
     failure_class: str = ""
+    output_kind: str = ""
+    output_line: str = ""
     lost_steps: int | None = None
     lost_s: float | None = None
 
@@ -191,6 +195,8 @@ def parse_ending(data: bytes | None) -> Ending | None:
     values = _mapping(data)
     if values is None or not _text(values, "reason"):
         return None
+    said = values.get("output")
+    output = said if isinstance(said, dict) else {}
     return Ending(
         _int(values, "code"),
         _text(values, "reason"),
@@ -201,6 +207,8 @@ def parse_ending(data: bytes | None) -> Ending | None:
         most_attempts=_int(values, "most_attempts"),
         not_restarted=_first_line(_text(values, "not_restarted")),
         failure_class=_text(values, "class"),
+        output_kind=_text(output, "kind"),
+        output_line=_first_line(_text(output, "line")),
         lost_steps=_int(values, "lost_steps"),
         lost_s=_float(values, "lost_s"),
     )

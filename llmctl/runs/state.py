@@ -14,6 +14,7 @@ from llmctl.backends.base import JobReport
 from llmctl.durations import duration_text
 from llmctl.job_state import JobState
 from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, first_error
+from llmctl.runs.failures.remedies import REMEDIES
 
 KERNEL_BUILD = "building the kernels"
 """Phase of a training that has no kernels yet (trainer/process/heartbeat.py)."""
@@ -108,7 +109,7 @@ def decide(facts: RunFacts) -> Verdict:
     return _ended_without_exit_file(facts, facts.job)
 
 
-def failure_cause(attempt: AttemptFacts) -> str:
+def failure_cause(attempt: AttemptFacts, run_id: str) -> str:
     """The first failing rank with host and cause, or other facts of a failure."""
     error = first_error(attempt.errors)
     cause = attempt.ending.cause if attempt.ending is not None else ""
@@ -116,8 +117,9 @@ def failure_cause(attempt: AttemptFacts) -> str:
         # A rank that blames a peer does not know why the peer is gone; the supervisor may know.
         known = cause if error.is_about_a_peer else ""
         return "; ".join(part for part in (known, _silent_ranks(attempt), error.summary()) if part)
-    if cause:
-        return cause
+    output = _output_words(attempt.ending, run_id)
+    if cause or output:
+        return "; ".join(part for part in (cause, output) if part)
     code = attempt.ending.code if attempt.ending is not None else None
     silence = "; no rank wrote an error report" if attempt.heartbeats else ""
     if code is not None and 128 < code < 160 and attempt.ending is not None and attempt.ending.signal:
@@ -125,6 +127,14 @@ def failure_cause(attempt: AttemptFacts) -> str:
     if code is not None and 128 < code < 160:
         return f"ended by signal {code - 128} (exit code {code}){silence}"
     return f"ended with exit code {code}{silence}" if code is not None else f"failed{silence}"
+
+
+def _output_words(ending: Ending | None, run_id: str) -> str:
+    """The cause that the run's output tells, with what helps; empty without one."""
+    remedy = REMEDIES.get(ending.output_kind) if ending is not None else None
+    if ending is None or remedy is None:
+        return ""
+    return f"{remedy.title}: {ending.output_line}; {remedy.advice.replace('RUN', run_id)}"
 
 
 def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None) -> str:
@@ -207,7 +217,7 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         lost_peers = all(error.is_about_a_peer for error in attempt.errors)
         hang = _hang_before(facts, attempt, ending.time) if ending.signal and lost_peers else ""
         last = f"; not started again: {ending.not_restarted}" if ending.not_restarted else ""
-        return Verdict(JobState.FAILED, failure_cause(attempt) + hang + last, ending.code, ending.time)
+        return Verdict(JobState.FAILED, failure_cause(attempt, facts.run_id) + hang + last, ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
 
 

@@ -4,14 +4,18 @@ import os
 import re
 import signal
 from contextlib import suppress
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 from .attempt import Attempt
+from .causes.output import LogCause, find_cause_in_outputs
 from .ends import PartEnd, read_ends
 from .restarts import read_rank_failures
 from .settings import JobSettings
 
 _TAIL_BYTES = 65536
+_OUTPUT = re.compile(r"(?:node|rank)-\d+\.log$")
+_MOST_OUTPUTS = 1024
+"""Logs of nodes come first. Their ends take 64 MB."""
 _LONGEST = 2000
 """Characters of a cause, whose remedy is at its end."""
 _LAUNCHER_SAYS = re.compile(r"^\w+: error: .*", re.MULTILINE)
@@ -91,6 +95,22 @@ def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str) ->
     if attempt.has("heartbeat") or attempt.has("errors"):
         return ""
     return _last(_SUPERVISOR_SAYS, log) or launchers_error(log)
+
+
+def cause_in_output(job: JobSettings, attempt: Attempt, log: str) -> Optional[LogCause]:
+    """The cause that the programs of an attempt have printed; None if ranks have recorded theirs, or no line tells it.
+
+    Args:
+        job: settings.
+        attempt: the failed attempt.
+        log: text of the job's log of this attempt.
+    """
+    if job.is_training and attempt.has("errors"):
+        return None
+    names: List[str] = []
+    with suppress(OSError):
+        names = sorted(name for name in os.listdir(attempt.folder) if _OUTPUT.match(name))
+    return find_cause_in_outputs([log, *(text_since(f"{attempt.folder}/{name}", 0) for name in names[:_MOST_OUTPUTS])])
 
 
 def launchers_error(log: str) -> str:

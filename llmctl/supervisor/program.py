@@ -18,7 +18,7 @@ from .attempt import (
     remove_secrets,
     tell,
 )
-from .cause import cause_of_failure, code_of_cause, failed_parts, launchers_error, text_since
+from .cause import cause_in_output, cause_of_failure, code_of_cause, failed_parts, launchers_error, text_since
 from .end_request import EndByFile, EndBySignal, EndByStep, EndRequest
 from .ends import doubt_about_success
 from .node import FLIGHT_FOLDER, attempt_variables, end_file_of, run_node
@@ -270,7 +270,7 @@ class Supervisor:
                 self._remove_secrets(watch)
         attempt.write_exit(code, reason, watch.signal, self._cause, further)
         if self._notices is not None and not begins_again:
-            self._notices.end(code, reason, self._cause)
+            self._notices.end(code, reason, self._cause or further.get("output", {}).get("line", ""))
         return code, begins_again
 
     def _remove_secrets(self, watch: Watch) -> None:
@@ -286,9 +286,19 @@ class Supervisor:
         """Values of exit.json on a failed attempt: its class, the run's progress, and why it does not begin again."""
         job, folder = self._job, attempt.folder
         parts = tuple(end for _, end in failed_parts(folder))
-        failure = Failure(code, job.is_training, read_rank_failures(folder), parts, lost_node=bool(watch.lost))
+        output = cause_in_output(job, attempt, text_since(self._log, self._log_begin))
+        failure = Failure(
+            code,
+            job.is_training,
+            read_rank_failures(folder),
+            parts,
+            lost_node=bool(watch.lost),
+            output=output.kind if output is not None else "",
+        )
         reached, kind = read_reached(job.run_dir, attempt.number), class_of(failure)
-        values = {"class": kind, "trained": reached.trained, "saved": reached.saved}
+        values: Dict[str, Any] = {"class": kind, "trained": reached.trained, "saved": reached.saved}
+        if output is not None:
+            values["output"] = {"kind": output.kind, "line": output.line}
         values.update(
             lost_steps=max(0, reached.trained - reached.saved), lost_s=round(seconds_since_save(job.run_dir, folder))
         )

@@ -28,6 +28,20 @@ _BAD_CONFIG = (2, 3)
 _OF_SIGNALS = 128
 _BY_LAUNCHER = _OF_SIGNALS + int(signal.SIGTERM)
 """A launcher ends the parts that are left by SIGTERM."""
+_CLASSES_OF_OUTPUT = {
+    "gpu_memory": OUT_OF_MEMORY,
+    "host_memory": OUT_OF_MEMORY,
+    "host_memory_killed": OUT_OF_MEMORY,
+    "disk_full": DISK,
+    "quota": DISK,
+    "not_finite": NOT_FINITE,
+    "communication": LOST_PEER,
+    "node": NODE,
+    "gpu_hardware": NODE,
+    "usage": CONFIG,
+    "no_program": CONFIG,
+}
+"""Kind of a cause in an output -> class, where the exit code tells less."""
 _NO_ROOM = ("no space left on device", "disk quota exceeded")
 _NO_MEMORY = ("out of memory", "cannot allocate memory")
 _NO_MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
@@ -54,6 +68,7 @@ class Failure(NamedTuple):
         parts: ends of the parts that failed, the first one first.
         verdict: class that the watch of the attempt has given; empty without one.
         lost_node: a machine has fallen silent, or a part has not started.
+        output: kind of the cause that the output tells (causes/messages.py); empty without one.
     """
 
     code: int
@@ -62,6 +77,7 @@ class Failure(NamedTuple):
     parts: Tuple[PartEnd, ...] = ()
     verdict: str = ""
     lost_node: bool = False
+    output: str = ""
 
 
 class Reached(NamedTuple):
@@ -91,6 +107,8 @@ def class_of(failure: Failure) -> str:
     own = sorted((rank for rank in failure.ranks if not rank.consequence), key=lambda rank: rank.time)
     if own:
         return _class_of_error(own[0])
+    if failure.output in _CLASSES_OF_OUTPUT:
+        return _CLASSES_OF_OUTPUT[failure.output]
     codes = (failure.code, *(part.signal and _OF_SIGNALS + part.signal for part in failure.parts[:1]))
     if any(_OF_SIGNALS < code < _OF_SIGNALS + 65 and code != _BY_LAUNCHER for code in codes):
         return KILLED

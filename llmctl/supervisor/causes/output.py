@@ -1,4 +1,4 @@
-"""Cause of death of a program, from the last lines of its output.
+"""Cause of death of a program, from the last lines of its output. Pure.
 
 A rule names the message of one program or library. Of several messages in one output, three things decide, in this
 order: words of the system on how it ended the program; messages that stand in the lines of the death, not in lines
@@ -6,16 +6,13 @@ after which the program went on; and the most special rule, of the rank that met
 fail next.
 """
 
-import os
 import re
-from contextlib import suppress
 from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .messages import HINT, MESSAGES, PLAIN, SYSTEM
 
 SEARCHED_LINES = 4000
 """Last lines of an output that are searched: the report of a node with 8 ranks has some 100."""
-_TAIL_BYTES = 1 << 18
 LONGEST_LINE = 2000
 """Characters of a line that are searched, and of a cause."""
 _WENT_ON = 12
@@ -86,14 +83,9 @@ def find_cause(text: str) -> Optional[LogCause]:
     return LogCause(best.kind, lines[best.number].strip(), (best.rank, not best.is_fatal))
 
 
-def find_cause_in_logs(paths: Iterable[str]) -> Optional[LogCause]:
-    """The cause of death in the ends of several logs; of causes that tell alike, that of the first log."""
-    found: List[LogCause] = []
-    for path in paths:
-        with suppress(OSError), open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            cause = find_cause(file.read().decode(errors="replace"))
-            found += [cause] if cause is not None else []
+def find_cause_in_outputs(texts: Iterable[str]) -> Optional[LogCause]:
+    """The cause of death in several outputs; of causes that tell alike, that of the first output."""
+    found = [cause for cause in map(find_cause, texts) if cause is not None]
     return min(found, key=lambda cause: cause.order, default=None)
 
 

@@ -31,7 +31,7 @@ from tests.waiting import HANG_S, children_of, wait_for
 SUCCESS = 'echo "{\\"code\\": 0}" >"$LLMCTL_ATTEMPT_DIR/ended-node-00000.json"\n'
 """A launch line whose only node succeeds."""
 PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
-FILES = sorted((PACKAGE / "supervisor").glob("*.py"))
+FILES = sorted((PACKAGE / "supervisor").rglob("*.py"))
 # All standard modules that the supervisor imports; each of them exists in Python 3.6.
 STANDARD = {
     *("abc", "argparse", "contextlib", "fcntl", "hashlib", "importlib", "json", "os", "pwd", "re", "select", "shlex"),
