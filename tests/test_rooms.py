@@ -27,7 +27,8 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "backends": {"durations", "errors", "job_state", "site"},
         "supervisor": set(),
         "transport": {"errors", "site", "supervisor", "terminal_text"},
-        "runs": {"backends", "durations", "errors", "job_state", "terminal_text", "transport"},
+        # The supervisor decides on hangs by the same rules.
+        "runs": {"backends", "durations", "errors", "job_state", "supervisor", "terminal_text", "transport"},
         "context": {
             *("backends", "errors", "job_state", "paths", "runs", "site", "supervisor", "terminal_text", "transport"),
         },

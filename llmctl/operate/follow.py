@@ -14,6 +14,7 @@ from llmctl.errors import INTERRUPTED, FollowedRunFailed, RecordError, Scheduler
 from llmctl.job_state import JobState
 from llmctl.operate.follow_output import FollowOutput, choose_output
 from llmctl.runs.attempts import DetailsMemory, newest_attempt
+from llmctl.runs.hang import KERNEL_BUILD
 from llmctl.runs.job_status import SchedulerWatch
 from llmctl.runs.log_selection import LogChoice, ranks_of_errors
 from llmctl.runs.logs import LogFollower, LogLine, rank_logs
@@ -21,7 +22,6 @@ from llmctl.runs.metrics import MetricsReader
 from llmctl.runs.observe import observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.runs.scheduler_query import INTERVAL_S
-from llmctl.runs.state import KERNEL_BUILD
 from llmctl.runs.view import RunView
 from llmctl.transport.file_reads import FileRead
 from llmctl.transport.protocol import Transport

@@ -7,7 +7,7 @@ the run's state from the remaining values.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST_CAUSE = 4000
@@ -97,6 +97,16 @@ class Heartbeat:
     """Work beside that of the phase, such as a build."""
     peak_memory_bytes: int | None = None
     """The most memory that the rank has used so far."""
+    written: float | None = None
+    """The last sign of life of the process itself; None in heartbeats of older versions."""
+    first_iteration: int | None = None
+    """The iteration from which this attempt trains on; None before."""
+    groups: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Name of a process group -> its first rank, and the number of the last collective that the rank has entered."""
+    inside: str = ""
+    """Name of the collective that the rank is in; empty outside of any."""
+    group: str = ""
+    """Name of the group of that collective."""
 
 
 @dataclass(frozen=True)
@@ -235,10 +245,33 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
     rank, time = (_int(values, "rank"), _float(values, "time")) if values else (None, None)
     if values is None or rank is None or time is None:
         return None
-    iteration, phase = _int(values, "iteration") or 0, _text(values, "phase")
-    pid, warning, beside = _int(values, "pid"), _text(values, "warning"), _text(values, "beside")
-    peak = _int(values, "peak_memory_bytes")
-    return Heartbeat(rank, _text(values, "host"), iteration, phase, time, pid, warning, beside, peak)
+    inside = values.get("inside")
+    inside = inside if isinstance(inside, dict) else {}
+    return Heartbeat(
+        rank,
+        _text(values, "host"),
+        _int(values, "iteration") or 0,
+        _text(values, "phase"),
+        time,
+        _int(values, "pid"),
+        _text(values, "warning"),
+        _text(values, "beside"),
+        _int(values, "peak_memory_bytes"),
+        _float(values, "written"),
+        _int(values, "first_iteration"),
+        _groups(values.get("groups")),
+        _text(inside, "name"),
+        _text(inside, "group"),
+    )
+
+
+def _groups(value: Any) -> dict[str, tuple[int, int]]:
+    """Name of a group -> its first rank, and the number of the last collective; without unreadable entries."""
+    groups = {}
+    for name, entered in value.items() if isinstance(value, dict) else ():
+        if isinstance(entered, list) and len(entered) == 2 and all(type(number) is int for number in entered):
+            groups[name] = (entered[0], entered[1])
+    return groups
 
 
 def parse_alive(data: bytes | None) -> float | None:

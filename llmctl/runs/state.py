@@ -6,26 +6,22 @@ the reason for the doubt, never an ending. One exit.json is not final: that of a
 start again.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmctl.backends.base import JobReport
 from llmctl.durations import duration_text
 from llmctl.job_state import JobState
-from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, first_error
+from llmctl.runs.facts import AttemptFacts, Ending, first_error
 from llmctl.runs.failures.remedies import REMEDIES
+from llmctl.runs.hang import build_progress, hang_at_end, lagging_ranks, name_ranks
 
-KERNEL_BUILD = "building the kernels"
-"""Phase of a training that has no kernels yet (trainer/process/heartbeat.py)."""
 FRESH_S = 60.0
 """A heartbeat is written about once per second; a younger one is a sign of life even over a slow NFS."""
 SUBMITTING_S = 60.0
 """A submission without a job id may still be in progress for this long."""
 SCHEDULERS_DOING = (JobState.TIMEOUT, JobState.PREEMPTED, JobState.NODE_FAIL)
 """Endings caused by the scheduler or the hardware: the run can resume from its latest checkpoint."""
-STALLED_S = 30.0
-"""A rank is reported if it lags by this much and by three iterations' time; saves and evaluations are shorter."""
 
 
 @dataclass(frozen=True)
@@ -137,64 +133,6 @@ def _output_words(ending: Ending | None, run_id: str) -> str:
     return f"{remedy.title}: {ending.output_line}; {remedy.advice.replace('RUN', run_id)}"
 
 
-def lagging_ranks(heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None) -> str:
-    """One sentence on hanging ranks; empty if no rank hangs.
-
-    A heartbeat's time is the moment of the rank's last progress. A rank that hangs blocks the others in their next
-    collective, so that all heartbeats age: the ranks named then are those at the earliest point of the run.
-    """
-    behind, is_alone = ranks_behind(heartbeats, now, iteration_time_s)
-    if not behind:
-        return ""
-    if is_alone:
-        silent = duration_text(now - min(beat.time for beat in behind))
-        return f"{_name_ranks(behind)}: no heartbeat for {silent}; the other ranks continue"
-    newest = max(_of_interest(heartbeats), key=lambda heartbeat: heartbeat.time)
-    silent = duration_text(now - newest.time)
-    if len(behind) == len(_of_interest(heartbeats)):
-        return f"no heartbeat for {silent}: all ranks in phase {newest.phase} of iteration {newest.iteration}"
-    return f"no heartbeat for {silent}; the other ranks wait for {_name_ranks(behind)}"
-
-
-def ranks_behind(
-    heartbeats: Sequence[Heartbeat], now: float, iteration_time_s: float | None
-) -> tuple[list[Heartbeat], bool]:
-    """The hanging ranks, and True if the others continue. All ranks if all stopped at the same point."""
-    if not heartbeats:
-        return [], False
-    patience = max(STALLED_S, 3 * (iteration_time_s or 0.0))
-    heartbeats = _of_interest(heartbeats)
-    newest = max(heartbeats, key=lambda heartbeat: heartbeat.time)
-    behind = [heartbeat for heartbeat in heartbeats if newest.time - heartbeat.time > patience]
-    if behind or now - newest.time <= patience:
-        return behind, True
-    first = min(heartbeats, key=lambda heartbeat: (heartbeat.iteration, heartbeat.time))
-    return [beat for beat in heartbeats if (beat.iteration, beat.phase) == (first.iteration, first.phase)], False
-
-
-def _of_interest(heartbeats: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
-    # While some ranks build, the others wait for them: their heartbeats may be as old as the build.
-    return [beat for beat in heartbeats if _builds(beat)] or heartbeats
-
-
-def _builds(beat: Heartbeat) -> bool:
-    """True if a rank is compiling kernels, which it shows as a percentage."""
-    return beat.phase.startswith(KERNEL_BUILD) and beat.phase.endswith("%")
-
-
-def build_progress(heartbeats: Sequence[Heartbeat]) -> str:
-    """``building the kernels 40%``, of the rank that is furthest from the end; empty if no rank builds."""
-    phases = [beat.phase for beat in heartbeats if _builds(beat)]
-    return min(phases, key=lambda phase: int(phase.split()[-1].rstrip("%")), default="")
-
-
-def _name_ranks(heartbeats: Sequence[Heartbeat], limit: int = 4) -> str:
-    named = sorted(heartbeats, key=lambda heartbeat: (heartbeat.time, heartbeat.rank))[:limit]
-    words = [f"rank {beat.rank} on {beat.host} (phase {beat.phase}, iteration {beat.iteration})" for beat in named]
-    more = len(heartbeats) - len(named)
-    return ", ".join(words) + (f" and {more} more" if more else "")
-
-
 def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Verdict:
     iteration = attempt.outcome.iteration if attempt.outcome is not None else None
     at = f" at iteration {iteration}" if iteration is not None else ""
@@ -213,9 +151,11 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         detail = f"{what}; llmctl resume {facts.run_id} continues"
         return Verdict(JobState.CANCELLED, detail, ending.code, ending.time)
     if ending.reason == "failed":
-        # A job that another's signal ends, such as an administrator's, may have hung before.
+        # A job that another's signal ends, such as an administrator's, may have hung before, and one whose ranks have
+        # waited for the timeout of their collectives has.
         lost_peers = all(error.is_about_a_peer for error in attempt.errors)
-        hang = _hang_before(facts, attempt, ending.time) if ending.signal and lost_peers else ""
+        may_have_hung = (ending.signal or attempt.errors) and lost_peers
+        hang = _hang_before(facts, attempt, ending.time) if may_have_hung else ""
         last = f"; not started again: {ending.not_restarted}" if ending.not_restarted else ""
         return Verdict(JobState.FAILED, failure_cause(attempt, facts.run_id) + hang + last, ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
@@ -223,7 +163,7 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
 
 def _hang_before(facts: RunFacts, attempt: AttemptFacts, end: float | None) -> str:
     """The hang that an end by the scheduler would hide, from the heartbeats as they were at that time."""
-    hang = lagging_ranks(attempt.heartbeats, end, facts.iteration_time_s) if end is not None else ""
+    hang = hang_at_end(attempt.heartbeats, end, facts.iteration_time_s) if end is not None else ""
     return f", after {hang}" if hang else ""
 
 
@@ -380,4 +320,4 @@ def _silent_ranks(attempt: AttemptFacts) -> str:
     silent = [heartbeat for heartbeat in attempt.heartbeats if heartbeat.rank not in spoke]
     if not silent:
         return ""
-    return f"{_name_ranks(silent, limit=2)} ended without an error report (killed, or out of memory?)"
+    return f"{name_ranks(silent, limit=2)} ended without an error report (killed, or out of memory?)"

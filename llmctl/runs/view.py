@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmctl.job_state import JobState
+from llmctl.runs.hang import build_progress
 from llmctl.runs.metrics import MetricsTable, number
 from llmctl.runs.recent import RecentMetrics, recent_metrics
 from llmctl.runs.record import RunRecord
-from llmctl.runs.state import RunFacts, build_progress, decide
+from llmctl.runs.state import RunFacts, decide
 
 PHASES = {
     **dict.fromkeys(("data", "forward and backward", "optimizer", "agreement", "logging"), "training"),

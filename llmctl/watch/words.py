@@ -9,7 +9,7 @@ from llmctl.durations import short_duration
 from llmctl.job_state import JobState
 from llmctl.operate.report.gather import Attempt
 from llmctl.runs.facts import Heartbeat
-from llmctl.runs.state import ranks_behind
+from llmctl.runs.hang import hanging_ranks
 from llmctl.runs.view import PHASES, RunView
 from llmctl.runs.view_text import COLUMNS, FIRST_NUMBER, cells, colour, one_line, reason
 from llmctl.terminal_text import printable
@@ -144,8 +144,7 @@ def _marked(page: RunPage) -> set[int]:
         return {error.rank}
     if page.view.state is not JobState.RUNNING:
         return set()
-    behind, _ = ranks_behind(page.heartbeats, page.read, page.view.iteration_time_s)
-    return {beat.rank for beat in behind}
+    return hanging_ranks(page.heartbeats, page.read, page.view.iteration_time_s)
 
 
 def attempt_lines(page: RunPage) -> Text:

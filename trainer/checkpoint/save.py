@@ -123,7 +123,8 @@ class CheckpointWriter:
         Collective: all ranks of the default group.
         """
         timeout = timedelta(minutes=self.config.parallel.distributed_timeout_minutes)
-        return replace(self, device=torch.device("cpu"), group=dist.new_group(backend="gloo", timeout=timeout))
+        group = dist.new_group(backend="gloo", timeout=timeout, group_desc="save")
+        return replace(self, device=torch.device("cpu"), group=group)
 
     def prepare(self, rank: int, *, has_saved: bool = False) -> None:
         """Make the folder and remove leftovers of dead attempts.

@@ -72,6 +72,10 @@ class Heartbeat:
         """Record the start of ``phase``."""
         self._latest = (iteration, phase, time.time())
 
+    def begin_training(self, iteration: int) -> None:
+        """Record the iteration from which this attempt trains on. Its first step may take much longer than others."""
+        self._fixed = {**self._fixed, "first_iteration": iteration}
+
     def warn(self, sentence: str, about: str = "checkpoint") -> None:
         """Show a sentence beside the phase from now on; "" takes that about the same back. From any thread."""
         self._warnings[about] = sentence

@@ -136,6 +136,7 @@ class TrainingLoop:
         """
         training, checkpoint = self.config.training, self.config.checkpoint
         evaluated, is_stopped = -1, False
+        self.heartbeat.begin_training(self.progress.iteration)
         while self.progress.iteration < training.train_iters and not is_stopped:
             is_asked = self._iterate()
             iteration = self.progress.iteration

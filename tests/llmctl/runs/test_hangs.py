@@ -8,9 +8,10 @@ from llmctl.job_state import JobState
 from llmctl.runs import attempts
 from llmctl.runs.attempts import DetailsMemory
 from llmctl.runs.facts import AttemptFacts, Ending, RankError
+from llmctl.runs.hang import lagging_ranks
 from llmctl.runs.job_status import SchedulerWatch
 from llmctl.runs.observe import observe_run
-from llmctl.runs.state import JobAnswer, decide, lagging_ranks
+from llmctl.runs.state import JobAnswer, decide
 from tests.llmctl.run_directories import TRANSPORT, beat
 from tests.llmctl.runs.test_state import NOW, ended, facts, heartbeat
 
