@@ -1,6 +1,7 @@
 """Runs of a scheduler's test while they go on: their end, and ranks that are held."""
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -64,3 +65,36 @@ def ranks_of(run_dir: Path) -> list[int]:
             if rank in (words[1:], words[2:]) and "python" in words[0]:
                 found.append(int(folder.name))
     return found
+
+
+def _environ(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+
+
+def check_restart(site: Any, run_id: str) -> None:
+    """Kill rank 1 of a run that may begin again: the next attempt trains on in the same job, after the newest save.
+
+    Then cancel the run, which leaves no process.
+
+    Args:
+        site: of the scheduler.
+        run_id: of a run with two ranks on two nodes.
+    """
+    wait_for(lambda: site.iteration(run_id) > 25, "iterations after a save")
+    before = site.iteration(run_id)
+    (pid,) = (pid for pid in ranks_of(site.path(run_id)) if "NODE_RANK=1" in _environ(pid))
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: site.iteration(run_id) > before + 20, lambda: f"a second attempt\n{site.job_log(run_id)}")
+    first = json.loads((site.path(run_id) / "attempts/1/exit.json").read_text())
+    assert (first["reason"], first["restarts"], first["most_attempts"]) == ("failed", True, 2), first
+    assert first["class"] == "killed" and first["saved"] > 0 and first["lost_steps"] < 40, first
+    started = [json.loads((site.path(run_id) / f"attempts/{number}/started.json").read_text()) for number in (1, 2)]
+    assert len({(one["job_id"], one["host"], one["pid"]) for one in started}) == 1
+    rows = map(json.loads, (site.path(run_id) / "metrics.jsonl").read_text().splitlines())
+    assert next(row["iteration"] for row in rows if row["attempt"] == 2) == first["saved"] + 1
+    run = site.status(run_id)
+    assert (run["state"], run["attempt"], run["submission"], len(run["job_ids"])) == ("running", 2, 1, 1), run
+    site.llmctl("cancel", run_id)
+    run = site.ended(run_id)
+    assert run["state"] == "cancelled" and not (site.path(run_id) / "attempts/3").exists(), run
+    wait_for(lambda: not ranks_of(site.path(run_id)), "the end of all ranks")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.prepared_text import check_preparation
-from tests.schedulers.running import held
+from tests.schedulers.running import check_restart, held
 from tests.schedulers.sge_site import SgeSite
 from tests.testbeds.sge_cluster import SgeCluster, sge_cluster
 from tests.waiting import wait_for
@@ -258,3 +258,10 @@ def test_power_cut_of_the_head_and_a_second_attempt(site: SgeSite) -> None:
     again = [row["iteration"] for row in rows if row["attempt"] == 2]
     assert 20 < again[0] <= before + 20, "the second attempt did not continue from a checkpoint"
     assert "started the job again" in site.job_log("cut")
+
+
+def test_a_killed_rank_of_the_second_node_begins_again(site: SgeSite) -> None:
+    """Grid Engine would end the whole job if a qrsh ended by a signal."""
+    how = ("--launcher", "torchrun", "--max-restarts", "1", "--set", "checkpoint.save_interval=20")
+    submit(site, "again", "--nodes", "2", *ON_CPU, *how, "--set", "training.train_iters=1000000")
+    check_restart(site, "again")

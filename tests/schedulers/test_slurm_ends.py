@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from llmctl.runs.hang import STALLED_S
-from tests.schedulers.running import ranks_of
+from tests.schedulers.running import check_restart, ranks_of
 from tests.schedulers.slurm_site import Site, site
 from tests.testbeds.slurm_cluster import slurm_cluster
 from tests.waiting import HANG_S, wait_for
@@ -189,3 +189,10 @@ def test_the_cause_of_a_failed_image_import_stands_in_the_status(site: Site, tmp
         "last line '[ERROR] no such image: a/b'"
     )
     assert "[INFO] Querying registry\n" in site.job_log("imageless")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_killed_rank_of_the_second_node_begins_again(site: Site, launcher: str) -> None:
+    how = ("--nodes", "2", "--launcher", launcher, "--max-restarts", "1", "--set", "checkpoint.save_interval=20")
+    site.submit(f"again-{launcher}", *how, *ENDLESS)
+    check_restart(site, f"again-{launcher}")
