@@ -198,6 +198,8 @@ def rows(run):
     kept = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
+        if "save_bytes" in row:
+            continue
         kept[row["iteration"], "valid_loss" in row] = {key: row[key] for key in row if key not in MEASURED}
     return kept
 

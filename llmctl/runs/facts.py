@@ -82,6 +82,23 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class SaveFacts:
+    """The newest complete checkpoint of an attempt.
+
+    Attributes:
+        iteration: of the checkpoint.
+        bytes: size of its files.
+        blocked_s: time for which the training stood.
+        written_s: time until it was complete.
+    """
+
+    iteration: int
+    bytes: int
+    blocked_s: float
+    written_s: float
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """heartbeat/rank-NNNNN.json: a rank's phase and iteration at its last write. Time in seconds since 1970."""
 
@@ -107,6 +124,8 @@ class Heartbeat:
     """Name of the collective that the rank is in; empty outside of any."""
     group: str = ""
     """Name of the group of that collective."""
+    save: SaveFacts | None = None
+    """The newest complete checkpoint of this attempt."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +281,7 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
         _groups(values.get("groups")),
         _text(inside, "name"),
         _text(inside, "group"),
+        _save(values),
     )
 
 
@@ -272,6 +292,17 @@ def _groups(value: Any) -> dict[str, tuple[int, int]]:
         if isinstance(entered, list) and len(entered) == 2 and all(type(number) is int for number in entered):
             groups[name] = (entered[0], entered[1])
     return groups
+
+
+def _save(values: Mapping[str, Any]) -> SaveFacts | None:
+    found = values.get("save")
+    if not isinstance(found, dict):
+        return None
+    iteration, size = _int(found, "iteration"), _int(found, "bytes")
+    blocked, written = _float(found, "blocked_s"), _float(found, "written_s")
+    if iteration is None or size is None or blocked is None or written is None:
+        return None
+    return SaveFacts(iteration, size, blocked, written)
 
 
 def parse_alive(data: bytes | None) -> float | None:

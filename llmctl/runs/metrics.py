@@ -49,7 +49,7 @@ class MetricsTable:
     _fencing_token: int = 0
 
     def add(self, row: Row) -> None:
-        """Add a row; the latest row of an iteration replaces earlier ones. Tasks and missed saves have none.
+        """Add a row; the latest row of an iteration replaces earlier ones. Tasks, saves and missed saves have none.
 
         A row of an attempt that has lost the run to another does not count.
         """
@@ -58,7 +58,7 @@ class MetricsTable:
             if token < self._fencing_token:
                 return
             self._fencing_token = token
-        if "tasks" in row or "missed_save" in row:
+        if any(key in row for key in ("tasks", "save_bytes", "missed_save")):
             return
         rows = self.valid if "valid_loss" in row else self.train
         # Removed first, so that the dictionary keeps the order of writing: the last entry is the newest.

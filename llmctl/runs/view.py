@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmctl.job_state import JobState
+from llmctl.runs.facts import SaveFacts
 from llmctl.runs.hang import build_progress
 from llmctl.runs.metrics import MetricsTable, number
 from llmctl.runs.recent import RecentMetrics, recent_metrics
@@ -53,6 +54,7 @@ class RunView:
         phase: what the ranks do now, by the newest heartbeat; only while the run is running.
         iteration_time_s: median time of an iteration in the last rows.
         peak_memory_bytes: of that row: largest peak of any rank, allocated on a GPU, resident on the CPU.
+        save: the newest complete checkpoint of the last attempt; None without one, and of an older release.
         recent: the recent past of loss, tokens/s and memory; None without a row of metrics.
     """
 
@@ -84,6 +86,7 @@ class RunView:
     phase: str | None = None
     iteration_time_s: float | None = None
     peak_memory_bytes: int | None = None
+    save: SaveFacts | None = None
     recent: RecentMetrics | None = None
 
     @property
@@ -147,6 +150,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         phase=_phase(facts) if verdict.state is JobState.RUNNING else None,
         iteration_time_s=pace,
         peak_memory_bytes=_integer(row, "peak_memory_bytes"),
+        save=_newest_save(facts),
         recent=recent_metrics(metrics),
     )
 
@@ -164,6 +168,12 @@ def _phase(facts: RunFacts) -> str | None:
     beside = dict.fromkeys(beat.beside for beat in attempt.heartbeats if beat.beside)
     phase = build_progress(attempt.heartbeats) or PHASES.get(newest.phase, newest.phase)
     return "; ".join([phase, *beside])
+
+
+def _newest_save(facts: RunFacts) -> SaveFacts | None:
+    heartbeats = facts.attempt.heartbeats if facts.attempt is not None else ()
+    saves = [beat.save for beat in heartbeats if beat.save is not None]
+    return max(saves, key=lambda save: save.iteration, default=None)
 
 
 def _warnings(facts: RunFacts) -> tuple[str, ...]:

@@ -63,6 +63,14 @@ def page_rows(view: RunView, encoding: str | None) -> Iterator[tuple[str, str]]:
     left = [f"{short_duration(view.eta_s)} left"] if view.eta_s is not None else []
     if pace:
         yield "rate", ", ".join([*pace, *left])
+    save = view.save
+    if save is not None:
+        speed = f" ({memory_text(save.bytes / save.written_s)}/s)" if save.written_s > 0 else ""
+        yield (
+            "save",
+            f"iteration {save.iteration}, {memory_text(save.bytes)} in {save.written_s:.1f} s{speed}, "
+            f"blocked {save.blocked_s:.1f} s",
+        )
     recent = view.recent
     if recent is None:
         return

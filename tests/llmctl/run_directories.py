@@ -87,7 +87,7 @@ def beat(
     phase: str = "forward",
     host: str = "n1",
     pid: int = 1,
-    **more: str | int,
+    **more: object,
 ) -> None:
     values = {
         **more,

@@ -59,6 +59,7 @@ class Heartbeat:
         self._warning = ""
         self._beside = ""
         self._peak_memory_bytes = 0
+        self._save: dict[str, float] = {}
         self._latest: tuple[int, str, float] = (0, "start", time.time())
         self._read_collectives: Callable[[], CollectivesEntered] = CollectivesEntered
         self._collectives = CollectivesEntered()
@@ -88,6 +89,10 @@ class Heartbeat:
     def note_memory(self, peak_bytes: int) -> None:
         """Record the most memory that this rank has used so far."""
         self._peak_memory_bytes = peak_bytes
+
+    def note_save(self, iteration: int, size: int, blocked_s: float, written_s: float) -> None:
+        """Record the newest complete checkpoint: its bytes, how long the training stood, and how long it took."""
+        self._save = {"iteration": iteration, "bytes": size, "blocked_s": blocked_s, "written_s": written_s}
 
     def follow(self, read: Callable[[], CollectivesEntered]) -> None:
         """Record the collectives that ``read`` tells of, from now on. The heartbeat's thread calls it each second."""
@@ -120,7 +125,7 @@ class Heartbeat:
         if self._path is None:
             return
         self._note_collectives()
-        latest = (*self._latest, self._warning, self._beside, self._peak_memory_bytes, self._collectives)
+        latest = (*self._latest, self._warning, self._beside, self._peak_memory_bytes, self._save, self._collectives)
         now = time.time()
         # A step of the clock backwards must not silence the sign.
         is_sign_due = not 0.0 <= now - self._signed < SECONDS_BETWEEN_SIGNS
@@ -155,6 +160,7 @@ class Heartbeat:
             "warning": self._warning,
             "beside": self._beside,
             "peak_memory_bytes": self._peak_memory_bytes,
+            "save": self._save,
             "groups": {name: list(entered) for name, entered in collectives.groups.items()},
             "inside": {"name": collectives.inside, "group": collectives.group, "since": self._inside_since}
             if collectives.inside

@@ -120,6 +120,21 @@ def missed_row(attempt: int, iteration: int, problem: str) -> dict[str, Any]:
     return {"attempt": attempt, "iteration": iteration, "missed_save": problem, "time": time.time()}
 
 
+def saved_row(
+    attempt: int, iteration: int, size: int, *, stage_s: float, wait_s: float, drain_s: float
+) -> dict[str, Any]:
+    """Build the row of a complete checkpoint of ``size`` bytes. For ``stage_s`` + ``wait_s`` the training stood."""
+    return {
+        "attempt": attempt,
+        "iteration": iteration,
+        "save_bytes": size,
+        "save_stage_s": stage_s,
+        "save_wait_s": wait_s,
+        "save_drain_s": drain_s,
+        "time": time.time(),
+    }
+
+
 def perplexity(loss: float) -> float:
     """Exponential of the mean loss per token; infinite if it overflows a float."""
     return math.exp(loss) if loss < 700.0 else math.inf

@@ -25,7 +25,7 @@ def earlier_rows(path: Path, after: int, until: int) -> Iterator[dict[str, Any]]
     with path.open("rb") as file:
         for line in file:
             row = _row(line)
-            if row is not None and after < row["iteration"] <= until:
+            if row is not None and _kind(row) and after < row["iteration"] <= until:
                 kept[row["iteration"], _kind(row)] = line
     # Training rows first, since they count the samples.
     last = before = (0, 0)

@@ -121,7 +121,7 @@ class TrainingLoop:
             attempt=self.attempt,
             saved_iteration=self.saved_iteration,
             before_save=self._hooks.before_save,
-            append=self._append,
+            metrics=self.metrics,
         )
 
     def run(self) -> Ending:
@@ -136,6 +136,7 @@ class TrainingLoop:
         """
         training, checkpoint = self.config.training, self.config.checkpoint
         evaluated, is_stopped = -1, False
+        self._saving.reserve()
         self.heartbeat.begin_training(self.progress.iteration)
         while self.progress.iteration < training.train_iters and not is_stopped:
             is_asked = self._iterate()

@@ -44,6 +44,11 @@ class RowOutput:
             self.file.append(row)
         self.tracking.log(row, self.progress.consumed_samples, batch_size)
 
+    def append_of_save(self, row: Mapping[str, Any]) -> None:
+        """Write a row of a save, to the file only: its iteration may be an earlier one, and trackers take no such."""
+        if self.file is not None:
+            self.file.append(row)
+
     def close(self) -> None:
         """Close the file. The trackers end with the attempt."""
         if self.file is not None:

@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.saving.draining import Draining
-from trainer.checkpoint.saving.host_copy import HostCopy
+from trainer.checkpoint.saving.host_copy import HostCopy, copied_bytes
+from trainer.checkpoint.saving.memory_check import check_copies_fit
 from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import any_rank
-from trainer.process.metrics import missed_row
+from trainer.ops.build.compile_jobs import free_memory
+from trainer.process.metrics import missed_row, saved_row
 from trainer.training.lost_lock import check_lock
 from trainer.training.missed_saves import MissedSaves
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from trainer.process.heartbeat import Heartbeat
     from trainer.process.progress import TrainingProgress
     from trainer.process.run_lock import RunLock
+    from trainer.training.row_output import RowOutput
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Saving:
         lock: on global rank 0 of a run with a directory, else None.
         saved_iteration: iteration of an existing checkpoint, which is not written again.
         before_save: called before each save.
-        append: takes the rows of rank 0.
+        metrics: takes the rows of rank 0; None elsewhere.
     """
 
     config: CheckpointConfig
@@ -70,7 +73,7 @@ class Saving:
     attempt: int
     saved_iteration: int | None
     before_save: Callable[[], None]
-    append: Callable[[dict[str, Any]], None]
+    metrics: RowOutput | None
     _missed: MissedSaves = field(init=False)
     _draining: Draining[Drained] = field(default_factory=Draining)
     _memory: HostCopy = field(init=False)
@@ -79,6 +82,23 @@ class Saving:
     def __post_init__(self) -> None:
         self._missed = MissedSaves(self.config.max_missed_saves, self.config.missed_saves_grace_s)
         self._memory = HostCopy(self.device)
+
+    def reserve(self) -> None:
+        """Take the host memory for the copies of all saves, and tell of it; without async_save none.
+
+        Raises:
+            ConfigError: a node has too little; on all ranks.
+        """
+        if self.writer is None or not self.config.async_save:
+            return
+        size = copied_bytes(self.writer.stage(self.model, self.optimizer, self.progress))
+        free = free_memory()
+        memory = check_copies_fit(size, free, self.device)
+        self._memory.reserve(size)
+        self._say(
+            f"saves beside the training: copies of {memory.of_rank / 2**30:.2f} GiB of host memory on a rank, "
+            f"{memory.of_node / 2**30:.2f} GiB on a node, of {free / 2**30:.2f} GiB that are available"
+        )
 
     def save(self, *, is_good: bool = True, is_last: bool = False) -> None:
         """Save, unless this iteration is saved. A failure of the disk ends the run at the limit, or at the last save.
@@ -149,6 +169,10 @@ class Saving:
         beside = f"; training waited {drained.stage_s + wait_s:.1f} s of them" if self.config.async_save else ""
         seconds = drained.stage_s + drained.drain_s
         self._say(f"iteration {save.iteration} saved to {save.root} in {seconds:.1f} s{beside}")
+        stage_s, drain_s, size = drained.stage_s, drained.drain_s, drained.written_bytes
+        row = saved_row(self.attempt, save.iteration, size, stage_s=stage_s, wait_s=wait_s, drain_s=drain_s)
+        self._append(row)
+        self.heartbeat.note_save(save.iteration, size, stage_s + wait_s, stage_s + drain_s)
         if self.config.save_hugging_face:
             check_lock(self.lock, self.device)
             self._write_hub_folder(save)
@@ -162,7 +186,7 @@ class Saving:
         warning = f"{missed.sentence}; {self._missed}"
         # The error of the run has the sentence, and status shows both.
         self.heartbeat.warn(str(self._missed) if ends else warning)
-        self.append(missed_row(self.attempt, save.iteration, missed.sentence))
+        self._append(missed_row(self.attempt, save.iteration, missed.sentence))
         self._say(f"iteration {save.iteration}: {warning}")
         if ends:
             raise missed.error()
@@ -177,6 +201,10 @@ class Saving:
             if problem is None
             else f"iteration {iteration}: the checkpoint is complete, but its Hugging Face folder is not: {problem}"
         )
+
+    def _append(self, row: dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.append_of_save(row)
 
     def _say(self, line: str) -> None:
         if self.model.mesh.rank == 0:

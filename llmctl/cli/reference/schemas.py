@@ -53,7 +53,7 @@ def profile_schema() -> Schema:
 
 
 def metrics_schema() -> Schema:
-    """The schema of a row of metrics.jsonl: of training, of an evaluation, of tasks or of a missed save."""
+    """The schema of a row of metrics.jsonl: of training, of an evaluation, of tasks, of a save or of a missed save."""
     from llmctl.cli.reference.type_schema import schema_of
     from trainer.config.records.row_fields import FIELDS
 
@@ -67,7 +67,7 @@ def metrics_schema() -> Schema:
         "properties": fields,
         "patternProperties": {"^(valid_)?\\w+_loss$": {"type": ["number", "null"], "description": loss}},
         "required": ["attempt", "iteration", "time"],
-        "anyOf": [{"required": [name]} for name in ("lm_loss", "valid_loss", "tasks", "missed_save")],
+        "anyOf": [{"required": [name]} for name in ("lm_loss", "valid_loss", "tasks", "save_bytes", "missed_save")],
         "additionalProperties": False,
     }
     return _described(schema, "A row of metrics.jsonl, in the directory of a run.")

@@ -17,7 +17,7 @@ from llmctl.runs.metrics import Row, number, parse_row
 
 ALWAYS = ("consumed_tokens", "iteration_time_s", "time")
 """Keys that the axes of a plot and the accounts of lost time need."""
-_OTHER_ROWS = ("tasks", "missed_save")
+_OTHER_ROWS = ("tasks", "save_bytes", "missed_save")
 """Keys of rows without the numbers of a step."""
 NO_TOKEN = -1
 """Fencing token of rows without one, from older releases."""
@@ -85,7 +85,7 @@ class Columns:
 def parse_columns(data: bytes, keys: Sequence[str]) -> Columns:
     """The numbers of whole lines of metrics.jsonl.
 
-    Rows of tasks and of missed saves have no numbers of a step, and are left out.
+    Rows of tasks, saves and missed saves have no numbers of a step, and are left out.
 
     Args:
         data: whole lines.

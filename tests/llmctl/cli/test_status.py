@@ -57,7 +57,7 @@ def test_json_has_every_field_by_a_stable_name(home, index, job, capsys):
     (seen,) = document["runs"]
     fields = """run_id name cluster state detail attempt nodes iteration train_iters loss tokens_per_s mfu eta_s
         metrics_age_s started ended exit_code run_dir job_ids submission submitted attempts expected_start hosts
-        skipped_iterations nan_iterations phase iteration_time_s peak_memory_bytes recent"""
+        skipped_iterations nan_iterations phase iteration_time_s peak_memory_bytes save recent"""
     assert sorted(seen) == sorted(fields.split())
     assert (seen["state"], seen["iteration"], seen["train_iters"], seen["nodes"]) == ("running", 2, 100, 2)
     assert (seen["run_dir"], seen["job_ids"]) == (str(run.path), [str(job.pid)])
@@ -144,6 +144,21 @@ def test_sparklines_fit_the_encoding_of_the_output(home, index, job, encoding, b
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=HANG_S, check=True)
     assert LOSS_OF_THREE.replace("█▅▁", bars) in done.stdout.decode(encoding).splitlines()
+
+
+def test_the_newest_save_is_told_with_its_time_and_speed(home, index, job, capsys):
+    run = make_run(home / "runs").submit(job)
+    attempt = run.start_attempt()
+    save = {"iteration": 500000, "bytes": 3 << 29, "blocked_s": 0.25, "written_s": 3.0}
+    beat(attempt, 0, age_s=1, save=save)
+    # A damaged heartbeat tells of no save.
+    beat(attempt, 1, age_s=1, save={"iteration": 600000})
+    run.metrics(1)
+    index.add(run.record)
+    assert main(["status", "demo"]) == 0
+    line = "save        iteration 500000, 1.50 GiB in 3.0 s (512 MiB/s), blocked 0.2 s"
+    assert line in capsys.readouterr().out.splitlines()
+    assert documents(capsys)["runs"][0]["save"] == save
 
 
 def test_json_has_the_recent_past_as_numbers(home, index, job, capsys):

@@ -12,6 +12,8 @@ from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_itera
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.checkpoint.saving.draining import Draining
 from trainer.checkpoint.saving.host_copy import HostCopy, copied_bytes
+from trainer.checkpoint.saving.memory_check import check_copies_fit
+from trainer.config.errors import ConfigError
 from trainer.process.progress import TrainingProgress
 
 CPU = torch.device("cpu")
@@ -120,6 +122,22 @@ def test_a_disk_that_refuses_a_drain_misses_one_save(ranks, tmp_path):
     sentence = f"the checkpoint of iteration 1 could not be written to {tmp_path}: File too large"
     assert (first, second) == ((sentence, False, 0), (sentence, True, 0))
     assert complete_iterations(tmp_path) == [2]
+
+
+def compare_with_free_memory(rank, _world_size, free):
+    """Two ranks on each of two nodes; the answer or the error of each rank."""
+    try:
+        return check_copies_fit(100 + rank, free, CPU, node=rank // 2)
+    except ConfigError as error:
+        return str(error)
+
+
+def test_copies_that_a_node_cannot_hold_are_refused_on_all_ranks(ranks):
+    first, *others = ranks.run(compare_with_free_memory, 204)
+    assert first.startswith("checkpoint.async_save: the copies of a save take 0.00 GiB of host memory on ")
+    assert "for 2 ranks, but 0.00 GiB are available; set checkpoint.async_save to false" in first
+    assert others == [first] * 3
+    assert ranks.run(compare_with_free_memory, 205) == [(103, 201), (103, 201), (103, 205), (103, 205)]
 
 
 def test_an_error_of_the_thread_is_raised_where_its_outcome_is_taken():

@@ -124,7 +124,8 @@ def test_it_trains_under_tp3_and_comes_back_from_its_export(checkpoints, model, 
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     with Job(run, 3) as job:
         assert job.ends(range(3)) == [0] * 3
-    losses = [json.loads(line)["lm_loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["lm_loss"] for row in rows if "lm_loss" in row]
     # The same short text four times over; each step sees another piece of it.
     assert len(losses) == STEPS and 2.5 < sum(losses[:5]) / 5 < 5.0
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5]), losses

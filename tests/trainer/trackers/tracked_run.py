@@ -40,11 +40,12 @@ def log(run, number=1):
 
 
 def rows(run):
-    """All rows of metrics.jsonl, with those that were done again only as they were at last."""
+    """All rows of metrics.jsonl but those of saves, with those that were done again only as they were at last."""
     found = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
-        found[row["iteration"], "valid_loss" in row] = row
+        if "save_bytes" not in row:
+            found[row["iteration"], "valid_loss" in row] = row
     return [found[key] for key in sorted(found)]
 
 

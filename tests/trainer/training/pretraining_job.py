@@ -1,5 +1,6 @@
 """Pretraining in several real processes, with optional faults."""
 
+import json
 import os
 import sys
 import time
@@ -75,11 +76,12 @@ class Job:
 
 
 def reaches_iteration(run, iteration, is_running):
-    """True once ``iteration`` rows are logged, False if ``is_running()`` is False before."""
+    """True once the row of ``iteration`` is logged, False if ``is_running()`` is False before."""
     metrics = run / "metrics.jsonl"
 
     def is_logged():
-        return metrics.exists() and metrics.read_text().count("\n") >= iteration
+        lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+        return any(json.loads(line)["iteration"] >= iteration for line in lines)
 
     wait_for(lambda: is_logged() or not is_running(), f"iteration {iteration}", step_s=0.02)
     return is_logged()

@@ -62,6 +62,10 @@ def tensors(run, iteration):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.safetensors")}
 
 
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def outcome(run, attempt=1):
     return json.loads((run / f"attempts/{attempt}/outcome.json").read_text())
 
@@ -89,6 +93,17 @@ def test_steps_go_on_while_a_save_is_written_and_do_not_change_it(tmp_path):
             assert job.ends(range(RANKS)) == [0] * RANKS
     assert complete_iterations(run / "checkpoints") == [5, 8]
     other = reference(tmp_path, train_iters=8, save_interval=5)
+    for each in (run, other):
+        first, last = (row for row in rows(each) if "save_bytes" in row)
+        assert (first["iteration"], last["iteration"]) == (5, 8)
+        folder = checkpoint_path(each / "checkpoints", 5)
+        assert first["save_bytes"] == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        seconds = [first[f"save_{part}_s"] for part in ("stage", "wait", "drain")]
+        # Training waits for all of a synchronous save.
+        assert (seconds[0] > 0.0, seconds[1] == seconds[2]) == (each is run, each is other)
+        beat = json.loads((each / "attempts/1/heartbeat/rank-00000.json").read_text())
+        assert (beat["save"]["iteration"], beat["save"]["bytes"]) == (8, last["save_bytes"])
+    assert "saves beside the training: copies of " in log(run)
     assert [tensors(run, iteration) for iteration in (5, 8)] == [tensors(other, iteration) for iteration in (5, 8)]
 
 
@@ -144,8 +159,7 @@ def test_a_save_that_the_disk_refuses_does_not_kill_the_run(tmp_path):
     write_config(run, train_iters=6, save_interval=2)
     with Job(run, RANKS, {1: refuse_first_drain}) as job:
         assert job.ends(range(RANKS)) == [0] * RANKS
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    missed = [row for row in rows if "missed_save" in row]
+    missed = [row for row in rows(run) if "missed_save" in row]
     assert [row["iteration"] for row in missed] == [2]
     assert "File too large" in missed[0]["missed_save"]
     assert complete_iterations(run / "checkpoints") == [4, 6]

@@ -50,7 +50,8 @@ def trained(folder: Path, number: int = 1, ranks: int = 2, **changes: dict[str, 
     (folder / "config.yaml").write_text(json.dumps(values))
     with Job(folder, ranks, number=number) as job:
         assert job.ends(range(ranks)) == [0] * ranks, (folder / "attempts" / str(number) / "rank-00000.log").read_text()
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "save_bytes" not in row]
 
 
 def losses(rows: list[dict[str, Any]]) -> list[float]:

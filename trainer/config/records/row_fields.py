@@ -183,6 +183,20 @@ FIELDS: dict[str, RowField] = {
         "Of each task its metrics, as in `{TASK: {METRIC: number}}`; see `evaluation.tasks`.",
         dict[str, _ByName],
     ),
+    "save_bytes": RowField("bytes", "a save", "Size of all rank files of the checkpoint of `iteration`.", int),
+    "save_stage_s": RowField(
+        "s",
+        "a save",
+        "Time in which the training waited for copies of the state, on the slowest rank; 0 without "
+        "`checkpoint.async_save`.",
+    ),
+    "save_wait_s": RowField(
+        "s",
+        "a save",
+        "Time in which the training waited for the writing: all of it without `checkpoint.async_save`, else that after "
+        "the next save was due, or the run's end.",
+    ),
+    "save_drain_s": RowField("s", "a save", "Time from the first byte until the checkpoint was complete."),
     "missed_save": RowField("", "a missed save", "The reason why the disk refused a checkpoint.", str),
 }
 """Field -> its description, in the order of the page. A number that is not finite is null."""

@@ -193,10 +193,10 @@ def _failure(job: CompileJob, status: int) -> BuildError:
 
 def jobs_that_fit() -> int:
     """Number of compilers that cores and free memory allow; at least 1."""
-    return max(1, min(len(os.sched_getaffinity(0)), _free_memory() // _BYTES_PER_JOB))
+    return max(1, min(len(os.sched_getaffinity(0)), free_memory() // _BYTES_PER_JOB))
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes available to this process, by the machine and by its control groups."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError, StopIteration):

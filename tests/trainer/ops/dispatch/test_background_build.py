@@ -91,7 +91,7 @@ def write_run(run, **training):
 
 def losses(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {row["iteration"]: row["lm_loss"] for row in rows}
+    return {row["iteration"]: row["lm_loss"] for row in rows if "lm_loss" in row}
 
 
 def said(run, attempt=1):
