@@ -1,9 +1,10 @@
 """Kill a two-rank training run at random instants, resume it, and compare every bit.
 
-One command: ``python -m tests.resume_torture --seeds 20``. Each seed draws a layout and one to three interruptions:
-SIGKILL to all ranks after some step, while a checkpoint is written, or right when the checkpoint is renamed; or
-SIGTERM to one rank, after which the run must save and exit by itself. The run is then resumed to its end. Its metrics
-except the times, and its last checkpoint byte for byte, must equal those of an uninterrupted run.
+One command: ``python -m tests.resume_torture --seeds 20``. Each seed draws a layout, synchronous or asynchronous saves
+for each attempt, and one to three interruptions: SIGKILL to all ranks after some step, while a checkpoint is written,
+or right when the checkpoint is renamed; or SIGTERM to one rank, after which the run must save and exit by itself. The
+run is then resumed to its end. Its metrics except the times, and its last checkpoint byte for byte, must equal those of
+an uninterrupted run with synchronous saves.
 """
 
 import argparse
@@ -73,9 +74,9 @@ VARIANTS = {
 KINDS = ("step", "write", "write", "rename", "rename", "term")
 
 
-def config_of(variant):
-    """The config of a variant as plain values."""
-    changes = VARIANTS[variant]
+def config_of(variant, is_async=False):
+    """The config of a variant as plain values; with ``is_async`` checkpoints are written beside the next iterations."""
+    changes = {**VARIANTS[variant], "checkpoint": {"async_save": is_async}}
     return {section: {**BASE.get(section, {}), **changes.get(section, {})} for section in BASE.keys() | changes.keys()}
 
 
@@ -233,6 +234,7 @@ class Torture:
 
     folder: Path
     landed: Counter = field(default_factory=Counter)
+    saves: Counter = field(default_factory=Counter)
     references: dict = field(default_factory=dict)
 
     def reference(self, variant):
@@ -253,18 +255,25 @@ class Torture:
         (run / "config.yaml").write_text(json.dumps(config_of(variant)))
         return run
 
+    def choose_saves(self, run, variant, is_async):
+        """Write the config of the next attempt."""
+        self.saves[is_async] += 1
+        (run / "config.yaml").write_text(json.dumps(config_of(variant, is_async)))
+
     def run_seed(self, seed):
         """Interrupt, resume, compare; raises AssertionError on any difference."""
-        draw = random.Random(seed)
+        draw, draw_way = random.Random(seed), random.Random(f"{seed} saves")
         variant = list(VARIANTS)[seed % len(VARIANTS)]
         kernels, metrics, tensors = self.reference(variant)
         run = self.start(f"seed {seed}", variant)
         number = 0
         for _ in range(draw.randint(1, 3)):
             number += 1
+            self.choose_saves(run, variant, is_async=draw_way.random() < 0.5)
             with Attempt(run, number) as attempt:
                 self.interrupt(attempt, draw)
             self.check_checkpoints(run)
+        self.choose_saves(run, variant, is_async=draw_way.random() < 0.5)
         with Attempt(run, number + 1) as attempt:
             assert attempt.finish() == "completed"
         used = last_kernels(run)
@@ -361,6 +370,7 @@ def main():
             torture.run_seed(seed)
             print(f"seed {seed}: equal bit for bit ({time.monotonic() - began:.0f} s)", flush=True)
         print(f"{options.seeds} seeds equal; interruptions by place:  {dict(torture.landed)}")
+        print(f"attempts with asynchronous saves: {torture.saves[True]} of {torture.saves.total()}")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from trainer.config.records.row_fields import FIELDS
 _METRICS = """# Rows of metrics.jsonl
 
 `metrics.jsonl` in the [run directory](../guide/runs-and-files.md#the-run-directory) has one JSON object per line: a row
-of training for each logged iteration, and rows of an evaluation, of tasks, of a save and of a missed save. Losses and times of a
-row are means since the row before, other values are those of the iteration. A number that is not finite is null.
+of training for each logged iteration, and rows of an evaluation, of tasks, of a save and of a missed save. Losses and
+times of a row are means since the row before, other values are those of the iteration. A number that is not finite is
+null.
 `llmctl schema metrics` prints the JSON schema of a row: [metrics.json](schemas/metrics.json).
 [runs-and-files.md](../guide/runs-and-files.md#metrics) is about asking for more numbers, and their cost.
 `python -m scripts.reference` makes this page from `trainer/config/records/row_fields.py`."""
