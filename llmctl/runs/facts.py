@@ -126,6 +126,10 @@ class Heartbeat:
     """Name of the group of that collective."""
     save: SaveFacts | None = None
     """The newest complete checkpoint of this attempt."""
+    stage: int | None = None
+    """Stage of the pipeline: ranks of one stage have the same work."""
+    busy: tuple[float, ...] = ()
+    """Shares of the newest windows of 30 s in which the rank did not wait for others, the oldest first."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +286,13 @@ def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
         _text(inside, "name"),
         _text(inside, "group"),
         _save(values),
+        _int(values, "stage"),
+        _shares(values.get("busy")),
     )
+
+
+def _shares(value: Any) -> tuple[float, ...]:
+    return tuple(float(share) for share in value if isinstance(share, int | float)) if isinstance(value, list) else ()
 
 
 def _groups(value: Any) -> dict[str, tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from llmctl.job_state import JobState
 from llmctl.runs.facts import SaveFacts
+from llmctl.runs.failures.slow import slow_words
 from llmctl.runs.hang import build_progress
 from llmctl.runs.metrics import MetricsTable, number
 from llmctl.runs.recent import RecentMetrics, recent_metrics
@@ -181,7 +182,10 @@ def _warnings(facts: RunFacts) -> tuple[str, ...]:
     attempt = facts.attempt
     if attempt is None or (attempt.ending is not None and attempt.ending.code == 0):
         return ()
-    return tuple(dict.fromkeys(beat.warning for beat in attempt.heartbeats if beat.warning))
+    warnings = [beat.warning for beat in attempt.heartbeats]
+    if attempt.ending is None:
+        warnings.append(slow_words(attempt.heartbeats))
+    return tuple(dict.fromkeys(warning for warning in warnings if warning))
 
 
 def _skipped(metrics: MetricsTable) -> str:

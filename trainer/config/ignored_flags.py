@@ -98,7 +98,7 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "the speeds of ranks are not compared; --timing-log-level 1 with --no-barrier-with-level-1-timing shows the "
+        "on CPUs status always names a slow rank; --timing-log-level 1 with --no-barrier-with-level-1-timing shows the "
         "fastest and the slowest rank in each part of a step",
         """
         disable-straggler-on-startup log-straggler straggler-ctrlr-port=1 straggler-minmax-count=1

@@ -60,6 +60,7 @@ class Heartbeat:
         self._beside = ""
         self._peak_memory_bytes = 0
         self._save: dict[str, float] = {}
+        self._busy: tuple[float, ...] = ()
         self._latest: tuple[int, str, float] = (0, "start", time.time())
         self._read_collectives: Callable[[], CollectivesEntered] = CollectivesEntered
         self._collectives = CollectivesEntered()
@@ -73,9 +74,12 @@ class Heartbeat:
         """Record the start of ``phase``."""
         self._latest = (iteration, phase, time.time())
 
-    def begin_training(self, iteration: int) -> None:
-        """Record the iteration from which this attempt trains on. Its first step may take much longer than others."""
-        self._fixed = {**self._fixed, "first_iteration": iteration}
+    def begin_training(self, iteration: int, stage: int) -> None:
+        """Record the iteration from which this attempt trains on, and this rank's stage of the pipeline.
+
+        The first step may take much longer than others. Ranks of one stage have the same work.
+        """
+        self._fixed = {**self._fixed, "first_iteration": iteration, "stage": stage}
 
     def warn(self, sentence: str, about: str = "checkpoint") -> None:
         """Show a sentence beside the phase from now on; "" takes that about the same back. From any thread."""
@@ -93,6 +97,10 @@ class Heartbeat:
     def note_save(self, iteration: int, size: int, blocked_s: float, written_s: float) -> None:
         """Record the newest complete checkpoint: its bytes, how long the training stood, and how long it took."""
         self._save = {"iteration": iteration, "bytes": size, "blocked_s": blocked_s, "written_s": written_s}
+
+    def note_busy(self, shares: tuple[float, ...]) -> None:
+        """Record the shares of the newest windows of time in which this rank did not wait for others, oldest first."""
+        self._busy = shares
 
     def follow(self, read: Callable[[], CollectivesEntered]) -> None:
         """Record the collectives that ``read`` tells of, from now on. The heartbeat's thread calls it each second."""
@@ -125,7 +133,15 @@ class Heartbeat:
         if self._path is None:
             return
         self._note_collectives()
-        latest = (*self._latest, self._warning, self._beside, self._peak_memory_bytes, self._save, self._collectives)
+        latest = (
+            *self._latest,
+            self._warning,
+            self._beside,
+            self._peak_memory_bytes,
+            self._save,
+            self._busy,
+            self._collectives,
+        )
         now = time.time()
         # A step of the clock backwards must not silence the sign.
         is_sign_due = not 0.0 <= now - self._signed < SECONDS_BETWEEN_SIGNS
@@ -161,6 +177,7 @@ class Heartbeat:
             "beside": self._beside,
             "peak_memory_bytes": self._peak_memory_bytes,
             "save": self._save,
+            "busy": list(self._busy),
             "groups": {name: list(entered) for name, entered in collectives.groups.items()},
             "inside": {"name": collectives.inside, "group": collectives.group, "since": self._inside_since}
             if collectives.inside

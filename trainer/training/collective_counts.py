@@ -46,6 +46,11 @@ class CollectiveCounts:
                 entered[name] = (first, number)
         return CollectivesEntered(entered, *self._inside(names))
 
+    @property
+    def is_inside(self) -> bool:
+        """True if the main thread is in a collective."""
+        return bool(self._inside({})[0])
+
     def _name(self, group: dist.ProcessGroup, identity: str) -> tuple[str, int]:
         """Name and first rank of a group, which identify the group over all ranks."""
         if identity not in self._known:

@@ -31,6 +31,7 @@ from trainer.process.metrics import (
     validation_line,
     validation_row,
 )
+from trainer.training.busy_share import busy_shares
 from trainer.training.global_batches import GlobalBatches
 from trainer.training.interval import Interval
 from trainer.training.lost_lock import check_lock, end_lost_run
@@ -134,10 +135,14 @@ class TrainingLoop:
             ReplicaError: on one rank, replicas hold different weights.
             PeerFailedError: another rank reports one of these.
         """
+        with busy_shares(self.heartbeat, self.device):
+            return self._train()
+
+    def _train(self) -> Ending:
         training, checkpoint = self.config.training, self.config.checkpoint
         evaluated, is_stopped = -1, False
         self._saving.reserve()
-        self.heartbeat.begin_training(self.progress.iteration)
+        self.heartbeat.begin_training(self.progress.iteration, self.model.mesh.pp_rank)
         while self.progress.iteration < training.train_iters and not is_stopped:
             is_asked = self._iterate()
             iteration = self.progress.iteration
