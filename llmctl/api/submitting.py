@@ -67,6 +67,7 @@ def submit(
     after: str | None = None,
     max_restarts: int | None = None,
     restart_on: str | Sequence[str] | None = None,
+    hang_timeout_s: int | None = None,
     container: str | None = None,
     mounts: Sequence[str] | None = None,
     launcher: str | None = None,
@@ -108,6 +109,7 @@ def submit(
         after: start when this run completes; ``any:RUN``: when the run ends.
         max_restarts: how often a failed attempt begins again in the same job.
         restart_on: of killed, lost_peer, hang, node, not_finite, out_of_memory, error, unknown.
+        hang_timeout_s: seconds for which a hang lasts before the attempt ends; 0: for ever.
         container: image.
         mounts: ``SRC:DST`` of folders to mount in the container.
         launcher: ``torchrun``, ``srun`` or ``mpirun``.

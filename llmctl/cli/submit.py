@@ -74,6 +74,9 @@ _RESTART_ON = _option(
     "CLASS[,CLASS]",
     "Of killed,lost_peer,hang,node,not_finite,out_of_memory,error,unknown. Default: all but not_finite.",
 )
+_HANG_TIMEOUT = _option(
+    _SIZE, "--hang-timeout", "SECONDS", "End an attempt whose hang lasts for so long. Default: 300. 0: never."
+)
 
 _CONTAINER = _option(_ENVIRONMENT, "--container", "IMAGE", "Container image.")
 _MOUNTS = _option(_ENVIRONMENT, "--mount", "SRC:DST", "Folder to mount in the container. Repeatable.")
@@ -126,6 +129,7 @@ def submit(
     after: str | None = _AFTER,
     max_restarts: int | None = _MAX_RESTARTS,
     restart_on: str | None = _RESTART_ON,
+    hang_timeout_s: int | None = _HANG_TIMEOUT,
     container: str | None = _CONTAINER,
     mounts: list[str] | None = _MOUNTS,
     launcher: str | None = _LAUNCHER,

@@ -83,6 +83,7 @@ class JobArguments(ConfigArguments):
     after: str | None = Field(None, description="Start when this run completes; any:RUN: when it ends.")
     max_restarts: int | None = Field(None, description="How often a failed attempt begins again in the same job.")
     restart_on: list[str] | None = Field(None, description="Classes of failures after which it does.")
+    hang_timeout_s: int | None = Field(None, description="Seconds of a hang that end an attempt; 0: never.")
     container: str | None = Field(None, description="Image.")
     mounts: list[str] | None = Field(None, description="SRC:DST of folders to mount in the container.")
     launcher: Literal["torchrun", "srun", "mpirun"] | None = Field(None, description="Starter of the ranks.")

@@ -18,6 +18,9 @@ RESTART_CLASSES = ("killed", "lost_peer", "hang", "node", "not_finite", "out_of_
 """Classes of failures that a new attempt may help (llmctl/supervisor/restarts.py)."""
 DEFAULT_RESTARTS = tuple(each for each in RESTART_CLASSES if each != "not_finite")
 """Without the one that the same weights and the same data bring again. Attempts without a new step end a run anyway."""
+DEFAULT_HANG_TIMEOUT_S = 300
+LEAST_HANG_TIMEOUT_S = 30
+"""A shorter silence may be a pause of the file server."""
 WORD_RULE = "use letters, digits and ._:@/+=,- after a letter or digit"
 
 
@@ -63,6 +66,7 @@ class JobSpec:
         notify_on: the events; None: the default ones.
         max_restarts: how often a failed attempt begins again in the same job.
         restart_on: classes of failures after which it does; None: the default ones.
+        hang_timeout_s: seconds for which a hang lasts before the attempt ends; 0 or None: for ever.
     """
 
     name: str
@@ -88,6 +92,7 @@ class JobSpec:
     notify_on: tuple[str, ...] | None = None
     max_restarts: int = 0
     restart_on: tuple[str, ...] | None = None
+    hang_timeout_s: int | None = DEFAULT_HANG_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -140,6 +145,9 @@ class JobSpec:
                 raise JobError("restart_on", f"{word!r} is none of {', '.join(RESTART_CLASSES)}")
         if self.restart_on and not self.max_restarts:
             raise JobError("restart_on", "there are no restarts; give --max-restarts N, or job.max_restarts, too")
+        if self.hang_timeout_s and self.hang_timeout_s < LEAST_HANG_TIMEOUT_S:
+            text = f"{self.hang_timeout_s} is not valid: give {LEAST_HANG_TIMEOUT_S} or more, or 0 to end no run"
+            raise JobError("hang_timeout_s", text)
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "JobSpec":

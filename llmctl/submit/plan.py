@@ -45,6 +45,7 @@ JOB_FLAGS = {
     "notify_on": "--notify-on",
     "max_restarts": "--max-restarts",
     "restart_on": "--restart-on",
+    "hang_timeout_s": "--hang-timeout",
 }
 """Key of the config's job section, also the name of the parameter -> flag."""
 _LISTS = ("mounts", "notify")

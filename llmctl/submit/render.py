@@ -197,6 +197,7 @@ def _settings(job: Job, stop_after_s: int) -> str:
         notify_on=DEFAULT_EVENTS if job.spec.notify_on is None else job.spec.notify_on,
         max_restarts=job.spec.max_restarts,
         restart_on=DEFAULT_RESTARTS if job.spec.restart_on is None else job.spec.restart_on,
+        hang_timeout_s=job.spec.hang_timeout_s or 0,
     )
     return json.dumps(settings._asdict(), indent=1) + "\n"
 

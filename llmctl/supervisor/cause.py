@@ -84,7 +84,9 @@ def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str) ->
         The sentence; empty if the ranks have begun, and so report their failures themselves.
     """
     failed = failed_parts(attempt.folder)
-    if failed and _is_killed(failed[0][1]):
+    # A rank that reports its own error comes first: its launcher may have been killed because of that.
+    is_reported = any(not rank.consequence for rank in read_rank_failures(attempt.folder))
+    if failed and _is_killed(failed[0][1]) and not is_reported:
         part, end = failed[0]
         what = "the command"
         if job.is_training:

@@ -12,8 +12,10 @@ from typing import Dict, List, Mapping, Optional, Sequence
 from . import processes
 from .end_request import EndRequest
 from .signals import Signals
-from .watch import FAILURE_GRACE_S, KILL_GRACE_S
 
+FAILURE_GRACE_S = 10
+"""Seconds for the other commands to end by themselves after one has failed. Ranks are ended sooner, by watch.py."""
+KILL_GRACE_S = 10
 HOST, NODE = "%h", "%n"
 """Words of the command that are replaced by the host's name and by its number."""
 

@@ -21,10 +21,6 @@ from .settings import JobSettings
 
 SEND_S = 30.0
 """Seconds that one notice may take."""
-HANG_S = 300.0
-"""Seconds without progress of any rank that are a hang: no step, evaluation or save should be as long."""
-_LOOK_S = 30.0
-"""Seconds between two looks: each reads a file of every rank."""
 _REQUEST_S = 15.0
 _REAP_S = 0.05
 _MAIL_FOLDERS = ("/usr/sbin", "/usr/lib")
@@ -49,24 +45,25 @@ class Notices:
         names = {place: place[len("secret:") :] for place in job.notify if place.startswith("secret:")}
         self._addresses = {place: secrets.get(name, "") for place, name in names.items()}
         self._running: List[Tuple["subprocess.Popen[bytes]", float]] = []
-        self._progress = _Progress(attempt.folder)
 
     def begin(self, attempt: Attempt, job_id: str, cause: str = "") -> None:
         """Tell that an attempt has begun; ``cause``: of the failure of the attempt before in the same job."""
-        self._attempt, self._progress = attempt, _Progress(attempt.folder)
+        self._attempt = attempt
         if attempt.number > 1:
             after = f" after: {cause}" if cause else ""
             self._send("restart", f"started again, as attempt {attempt.number} (job {job_id}){after}")
         else:
             self._send("begin", f"started (job {job_id})")
 
-    def poll(self) -> None:
-        """Look for a hang, and at the time limits of running notices. Never waits. Call about twice a second."""
+    def poll(self, hang: str = "") -> None:
+        """Look at the time limits of running notices, and tell of a hang. Never waits. Call about twice a second.
+
+        Args:
+            hang: words on a hang that nobody was told of; empty without one.
+        """
         self._reap()
-        if self._job.is_training and "hang" in self._job.notify_on:
-            words = self._progress.hang(time.monotonic())
-            if words:
-                self._send("hang", words)
+        if hang:
+            self._send("hang", hang)
 
     def end(self, code: int, reason: str, cause: str) -> None:
         """Tell how the attempt has ended, and wait until all notices are sent or their time is over."""
@@ -122,50 +119,6 @@ class Notices:
                 child.wait()
                 tell(f"a notice took more than {SEND_S:.0f} s and was given up")
         self._running = left
-
-
-class _Progress:
-    """Progress of all ranks, by the heartbeats that this node sees. No clock of another node counts."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = f"{folder}/heartbeat"
-        self._newest: Tuple[float, str] = (0.0, "")
-        self._since = self._next = 0.0
-        self._longest = 0.0
-        self._is_told = False
-
-    def hang(self, now: float) -> str:
-        """Words on a hang when it begins; else empty.
-
-        A run whose ranks were once silent for longer gets three times that silence.
-        """
-        if now < self._next:
-            return ""
-        self._next = now + _LOOK_S
-        newest = self._read()
-        if newest != self._newest:
-            if self._newest[0]:
-                self._longest = max(self._longest, now - self._since)
-            self._newest, self._since, self._is_told = newest, now, False
-        silent = now - self._since
-        if self._is_told or not self._newest[0] or silent < max(HANG_S, 3 * self._longest):
-            return ""
-        self._is_told = True
-        return f"makes no progress since {silent / 60:.0f} min: {self._newest[1]}"
-
-    def _read(self) -> Tuple[float, str]:
-        newest, words = 0.0, ""
-        names: List[str] = []
-        with suppress(OSError):
-            names = os.listdir(self._folder)
-        for name in names:
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                with open(f"{self._folder}/{name}", encoding="utf-8", errors="replace") as file:
-                    values = json.loads(file.read())
-                if float(values["time"]) > newest:
-                    newest = float(values["time"])
-                    words = f"rank {values['rank']} is in phase {values['phase']} of iteration {values['iteration']}"
-        return newest, words
 
 
 def _iteration(folder: str) -> Optional[int]:

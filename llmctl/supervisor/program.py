@@ -25,7 +25,16 @@ from .node import FLIGHT_FOLDER, attempt_variables, end_file_of, run_node
 from .notices import Notices, send
 from .peers import Peers
 from .rendezvous import reserve_port
-from .restarts import Failure, class_of, read_history, read_rank_failures, read_reached, refusal, seconds_since_save
+from .restarts import (
+    HANG,
+    Failure,
+    class_of,
+    read_history,
+    read_rank_failures,
+    read_reached,
+    refusal,
+    seconds_since_save,
+)
 from .settings import JobSettings
 from .signals import Signals
 from .trust import TrustError, check_submission
@@ -292,6 +301,7 @@ class Supervisor:
             job.is_training,
             read_rank_failures(folder),
             parts,
+            verdict=HANG if watch.hang else "",
             lost_node=bool(watch.lost),
             output=output.kind if output is not None else "",
         )
@@ -328,6 +338,9 @@ class Supervisor:
             cause = f"{doubt}: the launcher ended with exit code 0{quoted}; {where}"
             tell(cause)
             return 1, cause
+        if watch.hang and watch.signal is None:
+            # The codes of the ranks are those of what ended them then.
+            return 1, watch.hang
         if code != 0 and job.is_training:
             code = code_of_cause(attempt.folder, code)
         if code == 0 or watch.signal is not None:

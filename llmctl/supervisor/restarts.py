@@ -200,7 +200,7 @@ def read_reached(run_dir: str, attempt: int) -> Reached:
     names: List[str] = []
     with suppress(OSError):
         names = os.listdir(folder)
-    for values in [*(_read(f"{folder}/{name}") for name in names), *_last_rows(f"{run_dir}/metrics.jsonl")]:
+    for values in [*(_read(f"{folder}/{name}") for name in names), *last_rows(f"{run_dir}/metrics.jsonl")]:
         trained = max(trained, _iteration(values))
     return Reached(attempt, trained, _iteration(_read(f"{run_dir}/saved.json")))
 
@@ -230,7 +230,8 @@ def read_history(job: JobSettings, ended: Reached) -> History:
     return History((*reached, ended), restarts)
 
 
-def _last_rows(path: str) -> List[Dict[str, Any]]:
+def last_rows(path: str) -> List[Dict[str, Any]]:
+    """The last rows of metrics.jsonl, the oldest first; empty without the file."""
     rows = []
     with suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

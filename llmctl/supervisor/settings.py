@@ -32,6 +32,7 @@ class JobSettings(NamedTuple):
         points_unit: name of the points.
         max_restarts: how often a failed attempt begins again in this job.
         restart_on: classes of failures after which an attempt begins again (see restarts.py).
+        hang_timeout_s: seconds for which a hang lasts before the attempt ends; 0: for ever.
     """
 
     run_id: str
@@ -57,6 +58,7 @@ class JobSettings(NamedTuple):
     points_unit: str = ""
     max_restarts: int = 0
     restart_on: Tuple[str, ...] = ()
+    hang_timeout_s: float = 0
 
     @classmethod
     def read(cls, path: str) -> "JobSettings":

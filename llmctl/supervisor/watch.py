@@ -12,6 +12,8 @@ from typing import Optional, Set
 from . import processes
 from .attempt import Attempt, outcome_of_rank_0, tell
 from .end_request import EndRequest
+from .hangs.survivors import FirstFailure
+from .hangs.watch import HangWatch
 from .notices import Notices
 from .peers import POLLS_PER_SECOND, Peers
 from .settings import JobSettings
@@ -19,9 +21,12 @@ from .signals import Signals
 
 CANCEL_GRACE_S = 10
 """Seconds to save after a cancel, unless attempts/K/cancel holds a number of seconds."""
-FAILURE_GRACE_S = 10
-"""Seconds for a run to end by itself after a part of the run has failed."""
 KILL_GRACE_S = 10
+"""Seconds between a request to end and a harder one."""
+FAILURE_GRACE_S = 2
+"""Seconds for the ranks to end by themselves after one has failed: they report whom they have lost."""
+FAILURE_KILL_GRACE_S = 2
+"""KILL_GRACE_S for ranks after a failure: they have nothing to save any more, and the job costs."""
 ALIVE_EVERY_S = 5
 """Seconds between the supervisor's signs of life: few against those after which a rank counts as hanging."""
 EARLY_WARNING_S = 300
@@ -36,6 +41,7 @@ class Watch:
         signal: the first signal received; TERM for a USR1 or USR2 that does not warn of the time limit.
         is_cancelled: attempts/K/cancel was read.
         lost: sentence on the first other machine that failed or fell silent; empty without one.
+        hang: sentence on the hang for which the attempt was ended; empty without one.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Watch:
         self.signal: Optional[str] = None
         self.is_cancelled = False
         self.lost = ""
+        self.hang = ""
         self._job = job
         self._attempt = attempt
         self._signals = signals
@@ -76,10 +83,14 @@ class Watch:
         self._notices = notices
         self._is_head = is_head
         self._earlier = earlier
+        is_head_of_ranks = is_head and job.is_training
+        self._hangs = HangWatch(job, attempt.folder) if is_head_of_ranks else None
+        self._failures = FirstFailure(attempt.folder) if is_head_of_ranks else None
         self._began = time.monotonic()
         self._stop_after_s = stop_after_s
         self._deadline: Optional[float] = None
         self._is_asked = False
+        self._has_failed = False
         self._has_launched = False
         self._is_timeout = False
         self._is_second_poll = False
@@ -144,8 +155,7 @@ class Watch:
         self._is_second_poll = not self._is_second_poll
         if self._peers is not None:
             self._poll_peers(self._peers, names)
-        if self._notices is not None:
-            self._notices.poll()
+        self._poll_ranks(names, now)
         if "cancel" in names and not self.is_cancelled:
             if self.signal is None:
                 self._on_signal("TERM")
@@ -157,7 +167,37 @@ class Watch:
             else:
                 self._ask_child()
             self._is_asked = True
-            self._deadline = now + KILL_GRACE_S
+            is_hopeless = self._job.is_training and self._has_failed
+            self._deadline = now + (FAILURE_KILL_GRACE_S if is_hopeless else KILL_GRACE_S)
+
+    def _poll_ranks(self, names: Set[str], now: float) -> None:
+        """Look for a hang and for a first failure, unless the run was asked to end anyway."""
+        words = ""
+        if self._hangs is not None and self.signal is None:
+            self._look_for_hang(self._hangs, now)
+            words = self._hangs.notice()
+        if self._failures is not None and self.signal is None and self._failures.has_come(names):
+            self._end_after_failure(FAILURE_GRACE_S)
+        if self._notices is not None:
+            self._notices.poll(words)
+
+    def _look_for_hang(self, hangs: HangWatch, now: float) -> None:
+        if hangs.poll(now):
+            tell(f"hang: {hangs.sentence}")
+        if hangs.is_over and not self.hang:
+            self.hang = hangs.sentence
+            tell(f"the attempt is ended because of the hang, after job.hang_timeout_s {self._job.hang_timeout_s:g}")
+            self.code = self.code or 1
+            if self._peers is not None:
+                # The other machines end their parts at once, and not after this one.
+                self._peers.write_head_end(self.code)
+            self._end_after_failure(0)
+
+    def _end_after_failure(self, grace_s: float) -> None:
+        """Ask what is left to end, after a grace; a request for the end that was made before has its own."""
+        self._has_failed = True
+        if self._deadline is None:
+            self._deadline = time.monotonic() + grace_s
 
     def _names(self) -> Set[str]:
         """Files of the attempt, with the cancel of the attempt before, which was newest for who wrote it.
@@ -181,8 +221,7 @@ class Watch:
             tell(failure.sentence)
             self.code = self.code or failure.code
             self.lost = self.lost or failure.sentence
-            if self._deadline is None:
-                self._deadline = time.monotonic() + FAILURE_GRACE_S
+            self._end_after_failure(FAILURE_GRACE_S if self._job.is_training else KILL_GRACE_S)
 
     def _on_signal(self, name: str) -> None:
         """Begin the end of the run, or hasten the end.

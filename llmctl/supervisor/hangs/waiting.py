@@ -32,6 +32,8 @@ UNWRITTEN_S = 8.0
 """Age of the sign of life above which a process that others wait for is stopped."""
 STOPPED_S = 60.0
 """The same for a rank in a phase that may be long: a slow file system delays the signs of a living rank."""
+STANDSTILL_S = 30.0
+"""Silence of all ranks that is a hang at the least, where none tells that it waits."""
 _ENDED = ("completed", "stopped", "failed")
 _OF_MESSAGES = ("pp", "pp_up")
 """Groups whose members differ in the number of their messages."""
@@ -114,6 +116,27 @@ def find_hang(points: Sequence[Point], iteration_time_s: Optional[float]) -> Opt
     named = "; ".join(_cause(cause, waits, silent_s) for cause in causes[:_MOST_NAMED])
     more = f"; and {len(causes) - _MOST_NAMED} more" if len(causes) > _MOST_NAMED else ""
     return Hang(tuple(cause.rank for cause in causes), named + more, silent_s)
+
+
+def find_standstill(points: Sequence[Point], iteration_time_s: Optional[float]) -> Optional[Hang]:
+    """The hang of ranks of which none makes progress, and none tells that it waits; None while one may go on.
+
+    Args:
+        points: of all ranks known.
+        iteration_time_s: present seconds per iteration; None if unknown.
+    """
+    if not points or any(point.has_ended for point in points):
+        return None
+    silent_s = min(point.silent_s for point in points)
+    if silent_s <= max(STANDSTILL_S, *(patience_s(point, iteration_time_s) for point in points)):
+        return None
+    earliest = min((point.iteration, -point.silent_s, point.rank) for point in points)
+    first = next(point for point in points if (point.iteration, -point.silent_s, point.rank) == earliest)
+    if first.is_stopped:
+        words = f"is stopped, or its node does not answer: no sign of life for {first.unwritten_s:.0f} s"
+        return Hang((first.rank,), f"{first.name} {words}", silent_s)
+    others = "" if len(points) == 1 else f", the first of {len(points)} ranks that stand still"
+    return Hang((first.rank,), f"no progress for {silent_s:.0f} s: {first.name}{others}", silent_s)
 
 
 def rank_words(ranks: Sequence[int]) -> str:
@@ -261,7 +284,8 @@ def _mutual(waiting: Sequence[Point], ranks: int, silent_s: float) -> Hang:
         places.setdefault(_words(point.inside, number, point.group), []).append(point)
     ordered = sorted(places.items(), key=lambda place: (len(place[1]), place[1][0].rank))
     if len(ordered) == 1:
-        who = "all ranks are" if len(waiting) == ranks else f"{rank_words([point.rank for point in waiting])} wait"
+        verb = "waits" if len(waiting) == 1 else "wait"
+        who = "all ranks are" if len(waiting) == ranks else f"{rank_words([point.rank for point in waiting])} {verb}"
         return Hang((), f"no progress for {silent_s:.0f} s: {who} in {ordered[0][0]}", silent_s)
     is_alone = len(ordered[0][1]) < len(ordered[-1][1])
     causes = tuple(point.rank for point in ordered[0][1]) if is_alone else ()

@@ -1,11 +1,13 @@
 """Restarts of real runs on this machine: a rank that kills itself once, and a config error."""
 
 import json
+import re
 
 import pytest
 import yaml
 
 from llmctl.cli.main import main
+from llmctl.submit import render
 from tests.llmctl.submit.test_submit import attempt_of, ending
 from tests.waiting import wait_for
 
@@ -18,13 +20,19 @@ CONFIG = {
     "job": {"nodes": 2, "code": ["faults.py"], "max_restarts": 1},
 }
 FAULTS = """
-import os, signal
+import os, signal, time
 if os.environ.get("BROKEN"):
     raise RuntimeError("broken")
 
 def kill_once(facts):
     if os.environ["LLMCTL_ATTEMPT"] == "1" and (facts.iteration, facts.mesh.rank) == (5, 1):
         os.kill(os.getpid(), signal.SIGKILL)
+
+def rate(step, config):
+    if os.environ.get("STOPS") == os.environ["LLMCTL_ATTEMPT"] and (step, os.environ["RANK"]) == (4, "1"):
+        time.sleep(2)  # the heartbeat of this step is written
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return config.optimizer.lr
 """
 
 
@@ -76,6 +84,26 @@ def test_a_killed_rank_costs_steps_and_no_result(place, capsys):
     assert all((attempt_of(place, "killed", number) / "rank-00000.log").exists() for number in (1, 2))
 
 
+def test_a_hang_costs_steps_and_no_result(place, capsys, monkeypatch):
+    """A stopped rank is named and killed with the others; the losses are those of an uninterrupted run."""
+    rendered = render.JobSettings
+    # Less than the key allows, so that the test does not wait.
+    monkeypatch.setattr(render, "JobSettings", lambda **values: rendered(**{**values, "hang_timeout_s": 1}))
+    rate = ("--set", "hooks.lr_function=faults:rate")
+    assert submit("smooth", *rate) == 0
+    assert ending(place, "smooth")["reason"] == "completed"
+    assert submit("hung", *rate, "--env", "STOPS=1") == 0
+    first, second = (ending(place, "hung", number) for number in (1, 2))
+    assert (first["reason"], first["class"], first["restarts"], first["code"]) == ("failed", "hang", True, 1)
+    assert re.match(r"rank 1 on \S+ \(phase .*, iteration 4\) is stopped.*; rank 0 waits for it", str(first["cause"]))
+    assert second["reason"] == "completed"
+    losses = {row["iteration"]: row["lm_loss"] for row in rows(place, "hung")}
+    assert losses == {row["iteration"]: row["lm_loss"] for row in rows(place, "smooth")}
+    log = (place / "runs/hung/job.log").read_text()
+    assert f"llmctl: hang: {first['cause']}"[:60] in log and "begins again, as attempt 2 of at most 2" in log
+    assert status(capsys, "hung")["state"] == "completed"
+
+
 def test_an_error_of_the_config_does_not_begin_again(place, capsys):
     hook = ("--set", "hooks.after_step=[faults:kill_once]", "--env", "BROKEN=1")
     assert submit("wrong", *hook) == 0
@@ -92,6 +120,7 @@ def test_an_error_of_the_config_does_not_begin_again(place, capsys):
     [
         (["--max-restarts", "-1"], "--max-restarts: -1 is not valid"),
         (["--restart-on", "hunger"], "--restart-on: 'hunger' is not valid: input should be 'killed', 'lost_peer'"),
+        (["--hang-timeout", "29"], "--hang-timeout: 29 is not valid: give 30 or more"),
         (["--max-restarts", "0", "--restart-on", "killed"], "there are no restarts; give --max-restarts N"),
     ],
 )

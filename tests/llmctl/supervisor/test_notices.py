@@ -161,33 +161,15 @@ def test_mail_goes_through_sendmail(tmp_path, monkeypatch):
     assert body.startswith("r failed with exit code 3\n") and str(tmp_path / "run") in body
 
 
-def test_a_hang_is_told_once_until_there_is_progress(tmp_path, teller, monkeypatch):
+def test_a_hang_is_told_where_it_is_asked_for(tmp_path, teller):
     command, told = teller
-    monkeypatch.setattr(notices_module, "_LOOK_S", 0.0)
-    folder = tmp_path / "attempts/1"
-    (folder / "heartbeat").mkdir(parents=True)
-    job = settings(tmp_path, is_training=True, notify=(command,), notify_on=("hang",))
-    notices = Notices(job, Attempt(1, str(folder)), {}, {"PATH": "/usr/bin:/bin"})
-    now = 1000.0
-    monkeypatch.setattr(notices_module.time, "monotonic", lambda: now)
-
-    def after(seconds, beat=None):
-        nonlocal now
-        now += seconds
-        if beat is not None:
-            values = {"rank": 3, "phase": "optimizer", "iteration": 7, "time": beat}
-            (folder / "heartbeat/rank-00003.json").write_text(json.dumps(values))
+    for events in (("hang",), ("end",)):
+        job = settings(tmp_path, is_training=True, notify=(command,), notify_on=events)
+        notices = Notices(job, Attempt(1, str(tmp_path)), {}, {"PATH": "/usr/bin:/bin"})
         notices.poll()
-        wait_for(lambda: all(child.poll() is not None for child, _ in notices._running), "the sender")
-        return told.read_text().splitlines() if told.exists() else []
-
-    assert after(0) == [] and after(10_000) == []  # no rank has begun
-    assert after(1, beat=5.0) == [] and after(299) == []
-    line = "hang: r makes no progress since 5 min: rank 3 is in phase optimizer of iteration 7"
-    assert after(2) == [line] and after(1000) == [line]
-    # The silence of 1301 s was followed by progress: three times as much passes as patience.
-    assert after(0, beat=6.0) == [line] and after(3 * 1301 - 1) == [line]
-    assert len(after(2)) == 2
+        notices.poll("hangs: rank 1 waits")
+        wait_for(lambda made=notices: all(child.poll() is not None for child, _ in made._running), "the sender")
+    assert told.read_text() == "hang: r hangs: rank 1 waits\n"
 
 
 def test_without_places_nothing_is_started(tmp_path):

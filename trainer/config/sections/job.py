@@ -6,6 +6,8 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from trainer.config.sections.section import Section
 
+LEAST_HANG_S = 30
+
 
 class JobConfig(Section):
     """Resources that ``llmctl submit`` requests from the cluster.
@@ -55,11 +57,20 @@ class JobConfig(Section):
         list[Literal["killed", "lost_peer", "hang", "node", "not_finite", "out_of_memory", "error", "unknown"],] | None
     ) = None
     """Classes of failures after which an attempt begins again. Unset: all but not_finite."""
+    hang_timeout_s: NonNegativeInt | None = 300
+    """Seconds for which a hang lasts before the attempt ends, 30 at the least. 0 or null: a hang ends nothing."""
 
     @field_validator("notify_on", "restart_on", mode="before")
     @classmethod
     def _divide_words(cls, words: Any) -> Any:
         return [word.strip() for word in words.split(",")] if isinstance(words, str) else words
+
+    @field_validator("hang_timeout_s")
+    @classmethod
+    def _check_least_hang(cls, seconds: int | None) -> int | None:
+        if seconds and seconds < LEAST_HANG_S:
+            raise ValueError(f"give {LEAST_HANG_S} or more, as a file server may pause; 0 never ends a run")
+        return seconds
 
     @field_validator("time", mode="before")
     @classmethod
