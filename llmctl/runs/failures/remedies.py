@@ -60,6 +60,11 @@ REMEDIES = {
     ),
     "crash": Remedy("a crash in native code", "look for mixed versions of libraries; run one rank under a debugger"),
     "usage": Remedy("arguments that the program does not take", "correct the command line"),
+    "cancelled": Remedy("cancelled in the scheduler", "resume it, if you did not mean to end it"),
+    "container": Remedy(
+        "the container did not start", "check the image's name, the rights to fetch it, and that each mount is there"
+    ),
+    "interrupted": Remedy("interrupted by a signal", "resume it, if you did not mean to end it"),
     "arithmetic": Remedy("an impossible calculation", "see the line of the traceback: llmctl logs RUN --rank failed"),
     "assertion": Remedy("a failed assertion", "see the line of the traceback: llmctl logs RUN --rank failed"),
     "worker": Remedy("a data worker that died", "it is often out of memory: use fewer workers, and look at the node"),

@@ -23,6 +23,17 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
             r"(?:mem|vmem|pmem) .* exceeded limit",
         ),
     ),
+    (SYSTEM, "cancelled", (r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",)),
+    (
+        SPECIAL,
+        "container",
+        (
+            r"pyxis: (?:failed|couldn't|container start failed|error)",
+            r"FATAL: +(?:container creation failed|could not open image|[Ww]hile )",
+            r"enroot\S*: (?:ERROR|error)",
+            r"(?:docker|podman): Error response",
+        ),
+    ),
     (
         SPECIAL,
         "gpu_memory",
@@ -31,6 +42,7 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
             r"OutOfMemoryError: (?:CUDA|HIP)",
             r"CUDA error: out of memory",
             r"CUDA_ERROR_OUT_OF_MEMORY",
+            r"CUDA driver error: out of memory",
             r"cudaErrorMemoryAllocation",
             r"hipErrorOutOfMemory",
             r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED",
@@ -63,6 +75,7 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
             r"cudaErrorNoDevice",
             r"invalid device ordinal",
             r"No HIP GPUs are available",
+            r"Unexpected error from cudaGetDeviceCount",
             r"couldn't communicate with the NVIDIA driver",
             r"CUDA unknown error - this may be due to an incorrectly set up environment",
         ),
@@ -111,7 +124,7 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
             r"illegal memory access",
             r"CUDA_ERROR_[A-Z_]+",
             r"(?:CUBLAS|CUDNN|CUFFT|CUSOLVER)_STATUS_(?!SUCCESS|ALLOC)[A-Z_]+",
-            r"CUDA driver error",
+            r"CUDA driver error: (?!out of memory)",
             r"Triton Error \[(?:CUDA|HIP)\]",
         ),
     ),
@@ -175,6 +188,7 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
         SPECIAL,
         "no_program",
         (
+            r"unable to find the specified executable file",
             r": command not found",
             r"[Cc]ould not find (?:executable|program)",
             r"execve\(\): .*: No such file or directory",
@@ -221,7 +235,13 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
     (
         SPECIAL,
         "file",
-        (r"\bFileNotFoundError\b", r"No such file or directory", r"\[Errno 2\]", r"\bNotADirectoryError\b"),
+        (
+            r"\bFileNotFoundError\b",
+            r"No such file or directory",
+            r"does not appear to have a file named",
+            r"\[Errno 2\]",
+            r"\bNotADirectoryError\b",
+        ),
     ),
     (
         SPECIAL,
@@ -258,9 +278,11 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
             r"error: (?:unrecognized arguments|the following arguments are required|argument .*: )",
             r"No such option: ",
             r"[Ii]nvalid choice: ",
+            r"syntax error near unexpected token",
         ),
     ),
     (SPECIAL, "arithmetic", (r"\bZeroDivisionError\b", r"\bOverflowError\b", r"\bFloatingPointError\b")),
+    (PLAIN, "interrupted", (r"^KeyboardInterrupt\b",)),
     (PLAIN, "assertion", (r"\bAssertionError\b", r"Assertion [`'].*' failed", r"CHECK failed: ")),
     (
         KILLED,
@@ -270,7 +292,15 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
     (
         KILLED,
         "killed",
-        (r"^Killed$", r"\bSIGKILL\b", r"Signal 9 \(", r": Killed\b", r"exitcode: -9\b", r"\d+ Killed "),
+        (
+            r"^Killed$",
+            r"\bSIGKILL\b",
+            r"Signal 9 \(",
+            r": Killed\b",
+            r"signal 9 \(Killed\)",
+            r"exitcode: -9\b",
+            r"\d+ Killed ",
+        ),
     ),
     (
         PEER,

@@ -9,6 +9,27 @@ T = TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 9, 
 PROGRESS = "".join(f"step {step} loss 3.{step}\n" for step in range(100))
 
 CASES = [
+    ("gpu_memory", T + "RuntimeError: CUDA driver error: out of memory"),
+    ("gpu_error", T + "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+    ("no_gpu", T + "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"),
+    ("cancelled", "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***"),
+    ("container", "FATAL:   container creation failed: mount /x->/y error: mount source /x doesn't exist"),
+    ("container", "slurmstepd: error: pyxis: container start failed with error code: 1"),
+    ("interrupted", T + "KeyboardInterrupt"),
+    ("killed", "mpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9 (Killed)."),
+    ("crash", "mpirun noticed that process rank 3 with PID 9 on node n2 exited on signal 11 (Segmentation fault)."),
+    ("no_program", "mpirun was unable to find the specified executable file, and therefore did not launch the job."),
+    ("file", T + "OSError: /models/llama does not appear to have a file named config.json."),
+    ("usage", "bash: line 3: syntax error near unexpected token `fi'"),
+    ("network", T + "OSError: We couldn't connect to 'https://huggingface.co' to load the files"),
+    (
+        "limits",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 12 of 64: Resource temporarily unavailable",
+    ),
+    (
+        "communication",
+        T + "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 3/4 joined",
+    ),
     ("gpu_memory", T + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
     ("gpu_memory", T + "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB."),
     ("gpu_memory", T + "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
