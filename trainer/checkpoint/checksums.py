@@ -18,12 +18,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 from typing_extensions import Self
 
+from trainer.checkpoint.block_writes import EarlyWriter
+
 BLOCK_BYTES = 4 << 20
 METADATA_CHECKSUM = "checksum"
 """Key of metadata.json with the checksum of all other keys; written last."""
 
-_MOST_PENDING = 8
-"""Blocks that wait for their checksum. They keep the tensors alive that they are parts of."""
+_BATCH_BLOCKS = 8
+"""Blocks that one call writes, and that the other thread gets at once: on a machine with other load each thread waits
+for a core whenever it is woken."""
+_MOST_PENDING = 2
+"""Batches that wait for their checksums. They keep the tensors alive that they are parts of."""
 _SAMPLED_EVERY = 16
 
 
@@ -40,16 +45,17 @@ class WrittenFile(NamedTuple):
 
 
 class ChecksumWriter:
-    """Writes to a file, and computes the checksums of its blocks in another thread meanwhile.
+    """Writes a file block by block, and computes the checksums of the blocks in another thread meanwhile.
 
     A context manager. The buffers must not change before ``close``.
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        """Write to ``file``, from its beginning."""
-        self._file = file
+        """Write to ``file``, which is empty, past its buffer."""
+        self._file = EarlyWriter(file.fileno())
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checksums")
-        self._pending: deque[Future[int]] = deque()
+        self._pending: deque[Future[list[int]]] = deque()
+        self._batch: list[list[memoryview]] = []
         self._block: list[memoryview] = []
         self._filled = 0
         self._size = 0
@@ -69,13 +75,17 @@ class ChecksumWriter:
             self._filled += len(piece)
             if self._filled == BLOCK_BYTES:
                 self._end_block()
-            self._file.write(piece)
             view = view[len(piece) :]
 
     def close(self) -> WrittenFile:
-        """Wait for the checksums; the file stays open."""
+        """Write the last block, and wait for the checksums; the file stays open, and is not synced.
+
+        Raises:
+            OSError: the disk is full, or writing fails.
+        """
         if self._block:
             self._end_block()
+        self._end_batch()
         self._take(0)
         return WrittenFile(self._size, self._checksums)
 
@@ -88,20 +98,30 @@ class ChecksumWriter:
         self._pool.shutdown()
 
     def _end_block(self) -> None:
-        self._pending.append(self._pool.submit(_checksum, self._block))
+        self._batch.append(self._block)
         self._block, self._filled = [], 0
+        if len(self._batch) == _BATCH_BLOCKS:
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        self._pending.append(self._pool.submit(_checksums, self._batch))
+        self._file.write([piece for block in self._batch for piece in block])
+        self._batch = []
         self._take(_MOST_PENDING)
 
     def _take(self, most: int) -> None:
         while len(self._pending) > most:
-            self._checksums.append(self._pending.popleft().result())
+            self._checksums += self._pending.popleft().result()
 
 
-def _checksum(pieces: Iterable[memoryview]) -> int:
-    value = 0
-    for piece in pieces:
-        value = zlib.crc32(piece, value)
-    return value
+def _checksums(blocks: Iterable[Iterable[memoryview]]) -> list[int]:
+    found = []
+    for block in blocks:
+        value = 0
+        for piece in block:
+            value = zlib.crc32(piece, value)
+        found.append(value)
+    return found
 
 
 class VerifiedFile:

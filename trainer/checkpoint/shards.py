@@ -40,14 +40,14 @@ def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> WrittenFile:
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)
-    with path.open("wb") as file, ChecksumWriter(file) as writer:
+    with path.open("wb", buffering=0) as file, ChecksumWriter(file) as writer:
         writer.write(len(text).to_bytes(8, "little"))
         writer.write(text)
         for tensor in tensors.values():
             _write_tensor(writer, tensor)
-        file.flush()
+        written = writer.close()
         os.fsync(file.fileno())
-        return writer.close()
+        return written
 
 
 def _write_tensor(writer: ChecksumWriter, tensor: Tensor) -> None:
