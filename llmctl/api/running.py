@@ -9,7 +9,7 @@ from llmctl.api.call import Answer, calling, plain
 from llmctl.context import ClusterSession
 from llmctl.operate.cancel import GRACE_S, Cancelled, cancel_entry
 from llmctl.operate.follow import end_of_run
-from llmctl.operate.history import PastRun, find_runs
+from llmctl.operate.history import PastRun, find_runs, with_costs
 from llmctl.operate.plot.histories import read_columns
 from llmctl.operate.resume import planned_resume
 from llmctl.operate.run_logs import find_logs, log_choice, log_ends, notes_before
@@ -95,7 +95,7 @@ class Run:
             (view,) = survey.look([self._entry])
             for error in survey.unreachable.values():
                 raise error
-            return view
+            return with_costs(call.context, self._entry, view)
 
     def logs(
         self,

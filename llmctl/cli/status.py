@@ -12,6 +12,7 @@ from llmctl.cli.completion import complete_cluster, complete_run
 from llmctl.cli.console import is_for_people, print_json, rich_console
 from llmctl.context import Context, say
 from llmctl.errors import SchedulerError, UsageError
+from llmctl.operate.history import with_costs
 from llmctl.operate.survey import RunSurvey, choose_entries
 from llmctl.runs.index import IndexEntry
 from llmctl.runs.scheduler_query import INTERVAL_S
@@ -57,7 +58,7 @@ def status(
 ) -> None:
     """Show runs: state, iteration, loss, tokens/s, MFU, time left, age of the metrics.
 
-    Without RUN: all runs that have not ended, and the latest that have. With one RUN: also its recent past.
+    Without RUN: all runs that have not ended, and the latest that have. With one RUN: also its costs and recent past.
     """
     if watch and as_json:
         raise UsageError("--watch: --json prints only one document; leave out one of the two")
@@ -73,7 +74,7 @@ def status(
     if watch:
         _watch(survey, entries, is_named=bool(runs))
     else:
-        views = survey.look(entries, remember=not runs)
+        views = _look(survey, entries, is_named=bool(runs))
         if as_json:
             print_json({"runs": [_document(*pair) for pair in zip(views, entries, strict=True)], "more": more + older})
         else:
@@ -86,6 +87,14 @@ def status(
         say(f"{older:,} older runs: llmctl status --all --page {(page or 1) + 1}")
     if entries and survey.unreachable.keys() == {entry.cluster for entry in entries}:
         raise next(iter(survey.unreachable.values()))
+
+
+def _look(survey: RunSurvey, entries: Sequence[IndexEntry], *, is_named: bool) -> list[RunView]:
+    """The views of runs; of those that a user has named, with the costs of their attempts."""
+    views = survey.look(entries, remember=not is_named)
+    if not is_named:
+        return views
+    return [with_costs(survey.context, *pair) for pair in zip(entries, views, strict=True)]
 
 
 def _select(context: Context, references: Sequence[str], cluster: str, every: bool) -> tuple[list[IndexEntry], int]:

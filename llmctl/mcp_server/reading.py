@@ -9,7 +9,7 @@ from llmctl.api.call import calling
 from llmctl.api.running import Run
 from llmctl.errors import RecordError, WaitTimeout
 from llmctl.mcp_server.tool import Answer, Arguments, Tool
-from llmctl.operate.history import find_runs
+from llmctl.operate.history import find_runs, with_costs
 from llmctl.operate.survey import RunSurvey, choose_entries
 from llmctl.runs.index import IndexEntry
 from llmctl.runs.view import RunView
@@ -62,6 +62,8 @@ def status(asked: StatusArguments) -> Answer:
         views = survey.look(entries, remember=not asked.runs)
         if entries and survey.unreachable.keys() == {entry.cluster for entry in entries}:
             raise next(iter(survey.unreachable.values()))
+        if asked.runs:
+            views = [with_costs(call.context, *pair) for pair in zip(entries, views, strict=True)]
     return _views(views, entries, more)
 
 

@@ -3,18 +3,28 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from llmctl.context import ClusterSession, Context
 from llmctl.errors import LlmctlError, UsageError
 from llmctl.job_state import JobState
 from llmctl.operate.survey import RunSurvey, load_records
+from llmctl.runs.attempts import MAX_STARTS
+from llmctl.runs.costs.assess import assess, count_faults
+from llmctl.runs.costs.attempt_files import read_attempt_files, read_attempts_of
+from llmctl.runs.costs.save_interval import FaultCount
 from llmctl.runs.index import IndexEntry
 from llmctl.runs.record import RunRecord
+from llmctl.runs.series.reading import MetricsSource, read_history
 from llmctl.runs.time_used import seconds_used
 from llmctl.runs.view import RunView
 from llmctl.site.profile import ClusterProfile
+
+MOST_METRICS = 32 << 20
+"""Bytes of metrics.jsonl, some 70,000 rows, that the status of a run reads: in half a second on this machine."""
+FAULTS_OF_RUNS = 20
+"""Newest runs whose faults count for the rate."""
 
 
 class PastRunFacts(TypedDict):
@@ -134,6 +144,48 @@ def past_runs(context: Context, entries: Sequence[IndexEntry], survey: RunSurvey
             for (entry, record), seconds in zip(read.items(), used, strict=True):
                 found[entry] = _past_run(entry, views[entry], record, seconds, session.profile)
     return [found[entry] for entry in entries]
+
+
+def with_costs(context: Context, entry: IndexEntry, view: RunView) -> RunView:
+    """The view of a run with the costs of its attempts, from all rows of its metrics.
+
+    Without them where its cluster or record cannot be read, or its metrics are longer than ``MOST_METRICS``.
+    """
+    with suppress(LlmctlError):
+        session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
+        (record,) = load_records([entry], session)
+        if not isinstance(record, RunRecord) or not view.attempts:
+            return view
+        machine = session.transport
+        source = MetricsSource(f"{record.run_dir}/metrics.jsonl", machine.read_parts, is_here=not machine.is_remote)
+        if source.size > MOST_METRICS:
+            return view
+        costs = assess(
+            record,
+            read_attempt_files(record, machine),
+            read_history(source, ()).attempts,
+            is_running=not view.state.is_finished,
+            step_s=view.iteration_time_s,
+            others=lambda: faults_of_others(context, entry, session),
+        )
+        return replace(view, costs=costs)
+    return view
+
+
+def faults_of_others(context: Context, entry: IndexEntry, session: ClusterSession) -> FaultCount:
+    """Faults of the user's other runs on the cluster of a run, of those whose state was noted last.
+
+    Raises:
+        SchedulerError: the cluster cannot be reached.
+    """
+    others = [
+        each
+        for each in context.index.beginning_with("", FAULTS_OF_RUNS)
+        if each.cluster == entry.cluster and each.run_id != entry.run_id
+    ]
+    records = [each for each in load_records(others, session) if isinstance(each, RunRecord)]
+    attempts = read_attempts_of(records, session.transport, newest=MAX_STARTS)
+    return sum(map(count_faults, records, attempts), FaultCount(0, 0.0))
 
 
 def _past_run(entry: IndexEntry, view: RunView, record: RunRecord, seconds: float, profile: ClusterProfile) -> PastRun:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmctl.job_state import JobState
+from llmctl.runs.costs.time_split import RunCosts
 from llmctl.runs.facts import SaveFacts
 from llmctl.runs.failures.slow import slow_words
 from llmctl.runs.hang import build_progress
@@ -57,6 +58,7 @@ class RunView:
         peak_memory_bytes: of that row: largest peak of any rank, allocated on a GPU, resident on the CPU.
         save: the newest complete checkpoint of the last attempt; None without one, and of an older release.
         recent: the recent past of loss, tokens/s and memory; None without a row of metrics.
+        costs: of all attempts; only in the status of one run, and None there if metrics.jsonl is very long.
     """
 
     run_id: str
@@ -89,6 +91,7 @@ class RunView:
     peak_memory_bytes: int | None = None
     save: SaveFacts | None = None
     recent: RecentMetrics | None = None
+    costs: RunCosts | None = None
 
     @property
     def summary(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from llmctl.durations import short_duration
 from llmctl.job_state import JobState
+from llmctl.runs.costs.words import cost_lines
 from llmctl.runs.number_text import iteration_time_text, loss_text, memory_text, rate_text, sparkline
 from llmctl.runs.view import RunView
 from llmctl.terminal_text import printable
@@ -71,6 +72,8 @@ def page_rows(view: RunView, encoding: str | None) -> Iterator[tuple[str, str]]:
             f"iteration {save.iteration}, {memory_text(save.bytes)} in {save.written_s:.1f} s{speed}, "
             f"blocked {save.blocked_s:.1f} s",
         )
+    if view.costs is not None:
+        yield from cost_lines(view.costs)
     recent = view.recent
     if recent is None:
         return

@@ -1,30 +1,19 @@
 """All facts about the runs of a report, read through the transports of their clusters."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError
-from llmctl.operate.history import PastRun, past_runs
+from llmctl.operate.history import PastRun, faults_of_others, past_runs
 from llmctl.operate.report.secret_words import secret_values
 from llmctl.operate.survey import RunSurvey, load_records
-from llmctl.runs.facts import (
-    Ending,
-    Heartbeat,
-    Outcome,
-    RankError,
-    Started,
-    first_error,
-    parse_ending,
-    parse_error,
-    parse_heartbeat,
-    parse_hostfile,
-    parse_outcome,
-    parse_started,
-)
+from llmctl.runs.costs.assess import assess
+from llmctl.runs.costs.attempt_files import AttemptFiles, read_attempt_files
+from llmctl.runs.costs.time_split import RunCosts
+from llmctl.runs.facts import Heartbeat, parse_heartbeat
 from llmctl.runs.index import IndexEntry
-from llmctl.runs.log_selection import ranks_of_errors
 from llmctl.runs.logs import last_lines, node_logs, rank_logs
 from llmctl.runs.record import RunRecord
 from llmctl.runs.series.curves import RunCurves, run_curves
@@ -42,16 +31,13 @@ LOG_LINES = 40
 """Last lines of a log: a traceback with the message before it."""
 FAILED_WITH_LOG = 3
 """Newest failed attempts of a run whose logs the page has."""
-MOST_ERRORS = 64
-"""Errors of ranks that are read of an attempt: all of them, unless a whole large job lost its connections."""
 MOST_RANKS = 1024
 """Ranks whose memory the page has: more make a table that nobody reads."""
 _SMALL = 16 * 1024
-_GOOD = ("completed", "stopped", "cancelled", "timeout")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Attempt(AttemptFiles):
     """One attempt: its files, and the end of the log that tells most about a failure.
 
     Attributes:
@@ -59,21 +45,8 @@ class Attempt:
         log: its last lines.
     """
 
-    number: int
-    started: Started | None
-    ending: Ending | None
-    outcome: Outcome | None
-    hosts: tuple[str, ...]
-    error: RankError | None
     log_name: str = ""
     log: tuple[str, ...] = ()
-
-    @property
-    def has_failed(self) -> bool:
-        """True if the attempt ended badly, or left an error."""
-        if self.ending is None:
-            return self.error is not None
-        return self.ending.reason not in _GOOD and self.ending.code != 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +59,7 @@ class ReportedRun:
         attempts: all of them, in order.
         heartbeats: the last ones of the ranks of the newest attempt, by rank.
         curves: of its metrics.
-        trained: number of an attempt -> its rows of training.
+        costs: of its attempts.
         planned: the predicted run, or the reason why there is none; None for a COMMAND.
         secrets: value -> name of what the page must not show.
     """
@@ -96,7 +69,7 @@ class ReportedRun:
     attempts: tuple[Attempt, ...]
     heartbeats: tuple[Heartbeat, ...]
     curves: RunCurves
-    trained: Mapping[int, AttemptRows]
+    costs: RunCosts
     planned: "Planned | str | None"
     secrets: dict[str, str]
 
@@ -143,9 +116,18 @@ def _reported(
     from llmctl.operate.report.planned import plan_of
 
     attempts = tuple(read_attempts(record, session.transport))
+    costs = assess(
+        record,
+        attempts,
+        trained,
+        is_running=not past.view.state.is_finished,
+        step_s=past.view.iteration_time_s,
+        others=lambda: faults_of_others(context, past.entry, session),
+    )
     secrets = secret_values(record.job, context.environment)
     heartbeats = read_heartbeats(record, attempts[-1].number, session.transport) if attempts else ()
-    return ReportedRun(record, past, attempts, heartbeats, curves, trained, plan_of(context, session, record), secrets)
+    planned = plan_of(context, session, record)
+    return ReportedRun(record, past, attempts, heartbeats, curves, costs, planned, secrets)
 
 
 def read_heartbeats(record: RunRecord, attempt: int, transport: Transport) -> tuple[Heartbeat, ...]:
@@ -159,51 +141,21 @@ def read_heartbeats(record: RunRecord, attempt: int, transport: Transport) -> tu
 
 
 def read_attempts(record: RunRecord, transport: Transport) -> Iterator[Attempt]:
-    """All attempts of a run, with the ends of the logs of the newest failed ones. Costs five round trips."""
-    (names,) = transport.list_names([f"{record.run_dir}/attempts"])
-    numbers = sorted(int(name) for name in names if name.isdecimal())
-    if not numbers:
-        return
-    folders = [f"{record.run_dir}/attempts/{number}" for number in numbers]
-    listed = transport.list_names([f"{folder}{name}" for folder in folders for name in ("", "/errors")])
-    failed = [ranks_of_errors(errors)[:MOST_ERRORS] for errors in listed[1::2]]
-    reads = []
-    for folder, ranks in zip(folders, failed, strict=True):
-        reads += [
-            FileRead(f"{folder}/{name}", limit=_SMALL)
-            for name in ("started.json", "exit.json", "outcome.json", "hostfile")
-        ]
-        reads += [FileRead(f"{folder}/errors/rank-{rank:05d}.json") for rank in ranks]
-    parts = iter(transport.read_parts(reads))
-    attempts = []
-    for number, ranks in zip(numbers, failed, strict=True):
-        started, ending, outcome, hosts = (_data(next(parts)) for _ in range(4))
-        errors = [error for _ in ranks if (error := parse_error(_data(next(parts)))) is not None]
-        attempts.append(
-            Attempt(
-                number,
-                parse_started(started),
-                parse_ending(ending),
-                parse_outcome(outcome),
-                parse_hostfile(hosts),
-                first_error(tuple(errors)),
-            )
-        )
-    logs = [
-        _log_of(attempt, folder, present)
-        for attempt, folder, present in zip(attempts, folders, listed[::2], strict=True)
-        if attempt.has_failed
-    ][-FAILED_WITH_LOG:]
+    """All attempts of a run, with the ends of the logs of the newest failed ones. Costs four round trips."""
+    found = read_attempt_files(record, transport)
+    logs = [_log_of(files, f"{record.run_dir}/attempts/{files.number}") for files in found if files.has_failed]
+    logs = logs[-FAILED_WITH_LOG:]
     tails = last_lines(transport.read_parts, [path for _, _, path in logs], LOG_LINES, whole_only=False)
     shown = {number: (name, lines) for (number, name, _), (lines, _) in zip(logs, tails, strict=True)}
-    for attempt in attempts:
-        name, lines = shown.get(attempt.number, ("", []))
-        yield replace(attempt, log_name=name if lines else "", log=tuple(lines))
+    for files in found:
+        name, lines = shown.get(files.number, ("", []))
+        own = {each.name: getattr(files, each.name) for each in fields(files)}
+        yield Attempt(**own, log_name=name if lines else "", log=tuple(lines))
 
 
-def _log_of(attempt: Attempt, folder: str, names: Sequence[str]) -> tuple[int, str, str]:
+def _log_of(attempt: AttemptFiles, folder: str) -> tuple[int, str, str]:
     """Number of the attempt, source and path of the log that tells most: of the rank that failed first, or rank 0."""
-    ranks, nodes = rank_logs(names), node_logs(names)
+    ranks, nodes = rank_logs(attempt.names), node_logs(attempt.names)
     rank = attempt.error.rank if attempt.error is not None and attempt.error.rank in ranks else min(ranks, default=None)
     if rank is not None:
         return attempt.number, f"rank {rank}", f"{folder}/{ranks[rank]}"

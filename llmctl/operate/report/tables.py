@@ -10,7 +10,7 @@ from typing import Any
 from llmctl.durations import duration_text
 from llmctl.operate.report.gather import Attempt, ReportedRun
 from llmctl.operate.report.secret_words import shown_command
-from llmctl.operate.report.time_spent import time_parts
+from llmctl.runs.costs.words import KINDS, advice_text, ettr_text
 from llmctl.runs.number_text import iteration_time_text, loss_text, memory_text, rate_text
 from llmctl.runs.series.curves import RunCurves
 
@@ -18,6 +18,8 @@ _BAR = 1000.0
 """Width of a bar of time."""
 _MOST_HOSTS = 8
 _LEAST_SHOWN = 1 << 20
+_LEAST_S = 0.5
+"""Shorter times are left out."""
 _TONES = {"completed": "good", "running": "busy", "pending": "busy", "cancelled": "calm", "unknown": "calm"}
 """State -> tone of its mark; every other state is a failure."""
 
@@ -82,28 +84,28 @@ def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
 
 
 def attempts_of(run: ReportedRun) -> list[dict[str, Any]]:
-    """A row for each attempt: start, time, steps, steps done in vain, end."""
+    """A row for each attempt: start, time, steps, steps done in vain, time lost, end with the class of a failure."""
     rows = []
-    for attempt in run.attempts:
-        trained = run.trained.get(attempt.number)
+    for attempt, cost in zip(run.attempts, run.costs.attempts, strict=True):
         began = attempt.started.time if attempt.started is not None else None
         ended = attempt.ending.time if attempt.ending is not None else None
-        steps, lost = "", ""
-        if trained is not None:
-            steps = f"{trained.first_iteration:,} to {trained.last_iteration:,}"
-        if trained is not None and trained.undone_iterations:
-            lost = f"{trained.undone_iterations:,} steps, {duration_text(trained.undone_s)}"
+        steps, undone = "", ""
+        if cost.first_iteration is not None:
+            steps = f"{cost.first_iteration:,} to {cost.last_iteration:,}"
+        if cost.lost_steps:
+            undone = f"{cost.lost_steps:,} steps, {duration_text(cost.time.lost_steps_s)}"
         rows.append(
             {
                 "number": attempt.number,
                 "started": clock_text(began) if began is not None else "",
                 "took": duration_text(ended - began) if began is not None and ended is not None else "",
                 "steps": steps,
-                "lost": lost,
+                "undone": undone,
+                "lost": duration_text(cost.lost_s) if cost.lost_s >= _LEAST_S else "",
                 "hosts": ", ".join(attempt.hosts[:_MOST_HOSTS]),
                 "end": _end_words(attempt),
                 "failed": attempt.has_failed,
-                "cause": _cause(attempt),
+                "cause": cost.cause or _cause(attempt),
             }
         )
     return rows
@@ -113,7 +115,7 @@ def _end_words(attempt: Attempt) -> str:
     ending = attempt.ending
     if ending is None:
         return "no end recorded"
-    words = ending.reason
+    words = f"{ending.reason} ({ending.failure_class})" if ending.failure_class else ending.reason
     if ending.signal:
         words += f" by {ending.signal}"
     return words + (f", exit code {ending.code}" if ending.code else "")
@@ -127,26 +129,34 @@ def _cause(attempt: Attempt) -> str:
 
 def time_of(run: ReportedRun) -> dict[str, Any] | None:
     """The bar of time with its legend; None without a time."""
-    parts = time_parts(run)
-    total = sum(part.seconds for part in parts)
+    costs = run.costs
+    seconds = {name: getattr(costs.time, name) for name in KINDS}
+    seconds = {name: value for name, value in seconds.items() if value >= _LEAST_S}
+    total = sum(seconds.values())
     if not total:
         return None
     left = 0.0
     blocks = []
-    for part in parts:
-        width = _BAR * part.seconds / total
+    for name, value in seconds.items():
+        width = _BAR * value / total
         blocks.append(
             {
-                "kind": part.kind,
-                "words": part.words,
-                "time": duration_text(part.seconds),
-                "share": f"{100 * part.seconds / total:.0f}%",
+                "kind": name.removesuffix("_s").replace("_", "-"),
+                "words": KINDS[name] if run.record.config is not None or name != "steps_s" else "the command",
+                "time": duration_text(value),
+                "share": f"{100 * value / total:.0f}%",
                 "x": f"{left:.1f}",
                 "width": f"{width:.1f}",
             }
         )
         left += width
-    return {"blocks": blocks, "total": duration_text(total)}
+    save = costs.save
+    return {
+        "blocks": blocks,
+        "total": duration_text(total),
+        "ettr": ettr_text(costs),
+        "advice": advice_text(save) if save is not None and save.is_off else "",
+    }
 
 
 def plan_rows(run: ReportedRun) -> dict[str, Any] | None:

@@ -23,6 +23,23 @@ NO_TOKEN = -1
 """Fencing token of rows without one, from older releases."""
 
 
+@dataclass(frozen=True)
+class OtherRow:
+    """A row without the numbers of a step.
+
+    Attributes:
+        attempt: number of the attempt that wrote the row; 0 if the row does not say.
+        time: in seconds since 1970; NaN without one.
+        blocked_s: time for which the training stood for a save; None for other rows.
+        written_s: time until the save was complete; likewise.
+    """
+
+    attempt: int
+    time: float
+    blocked_s: float | None = None
+    written_s: float | None = None
+
+
 @dataclass
 class Columns:
     """Rows in the order of writing, a column for each key. A number that a row does not have is NaN.
@@ -33,6 +50,7 @@ class Columns:
         token: fencing token of that attempt, or NO_TOKEN.
         is_valid: 1 for a row of a validation, else 0.
         values: key -> numbers.
+        others: rows of tasks, saves and missed saves; only those of a chunk, as it was parsed.
     """
 
     iteration: "array[int]" = field(default_factory=lambda: array("q"))
@@ -40,6 +58,7 @@ class Columns:
     token: "array[int]" = field(default_factory=lambda: array("q"))
     is_valid: bytearray = field(default_factory=bytearray)
     values: dict[str, "array[float]"] = field(default_factory=dict)
+    others: list[OtherRow] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.iteration)
@@ -85,7 +104,7 @@ class Columns:
 def parse_columns(data: bytes, keys: Sequence[str]) -> Columns:
     """The numbers of whole lines of metrics.jsonl.
 
-    Rows of tasks, saves and missed saves have no numbers of a step, and are left out.
+    Rows of tasks, saves and missed saves have no numbers of a step, and stand apart.
 
     Args:
         data: whole lines.
@@ -103,7 +122,9 @@ def parse_columns(data: bytes, keys: Sequence[str]) -> Columns:
 
 def _columns(rows: list[Row], keys: Sequence[str]) -> Columns:
     shapes = set(map(tuple, rows))
+    others: list[OtherRow] = []
     if any(key in shape for shape in shapes for key in _OTHER_ROWS):
+        others = [_other(row) for row in rows if any(key in row for key in _OTHER_ROWS)]
         rows = [row for row in rows if not any(key in row for key in _OTHER_ROWS)]
     names = sorted({name for shape in shapes for name in shape if name in ALWAYS or _matches(name, keys)})
     has_valid = any("valid_loss" in shape for shape in shapes)
@@ -113,6 +134,19 @@ def _columns(rows: list[Row], keys: Sequence[str]) -> Columns:
         _counts(rows, "fencing_token", NO_TOKEN),
         bytearray("valid_loss" in row for row in rows) if has_valid else bytearray(len(rows)),
         {name: column for name in names if (column := _column(rows, name)) is not None},
+        others,
+    )
+
+
+def _other(row: Row) -> OtherRow:
+    attempt, time = row.get("attempt"), number(row, "time")
+    stage, wait, drain = (number(row, f"save_{part}_s") for part in ("stage", "wait", "drain"))
+    has_save = stage is not None and wait is not None
+    return OtherRow(
+        attempt if type(attempt) is int else 0,
+        math.nan if time is None else time,
+        (stage or 0.0) + (wait or 0.0) if has_save else None,
+        (stage or 0.0) + (drain or 0.0) if has_save else None,
     )
 
 

@@ -25,6 +25,10 @@ class AttemptRows:
         last_time: time of the last row.
         undone_iterations: number of its iterations that a later attempt went back behind.
         undone_s: time of these iterations.
+        first_s: time of the iterations that the first row stands for.
+        end_time: time of its last row of any kind.
+        blocked_s: of each save, the time for which the training stood.
+        written_s: of each save, the time until it was complete.
     """
 
     number: int
@@ -34,6 +38,21 @@ class AttemptRows:
     last_time: float
     undone_iterations: int = 0
     undone_s: float = 0.0
+    first_s: float = 0.0
+    end_time: float = math.nan
+    blocked_s: list[float] = field(default_factory=list)
+    written_s: list[float] = field(default_factory=list)
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of an iteration, with all that is between two of them."""
+        steps = self.last_iteration - self.first_iteration
+        return (self.last_time - self.first_time) / steps if steps > 0 else self.first_s
+
+    def note_time(self, time: float) -> None:
+        """Take the time of a row, which may be NaN."""
+        if math.isfinite(time):
+            self.end_time = max(time, self.end_time) if math.isfinite(self.end_time) else time
 
 
 @dataclass
@@ -46,6 +65,16 @@ class RunHistory:
 
     def add(self, chunk: Columns) -> None:
         """Add rows in the order of writing."""
+        self._add_steps(chunk)
+        for row in chunk.others:
+            attempt = self.attempts.get(row.attempt)
+            if attempt is not None:
+                attempt.note_time(row.time)
+            if attempt is not None and row.blocked_s is not None and row.written_s is not None:
+                attempt.blocked_s.append(row.blocked_s)
+                attempt.written_s.append(row.written_s)
+
+    def _add_steps(self, chunk: Columns) -> None:
         last, last_is_valid = self._last()
         if self._goes_on(chunk, last):
             self._take(chunk, 0, len(chunk))
@@ -83,7 +112,14 @@ class RunHistory:
         """Append rows of one attempt."""
         if begin >= end:
             return
+        before = self.rows.iteration[-1] if len(self.rows) else 0
         self.rows.extend(chunk, begin, end)
+        self._note_steps(chunk, begin, end, before)
+        known, times = self.attempts.get(chunk.attempt[begin]), chunk.values.get("time")
+        if known is not None and times is not None:
+            known.note_time(times[end - 1])
+
+    def _note_steps(self, chunk: Columns, begin: int, end: int, before: int) -> None:
         first, last = chunk.is_valid.find(0, begin, end), chunk.is_valid.rfind(0, begin, end)
         if first < 0:
             return
@@ -93,7 +129,15 @@ class RunHistory:
         known = self.attempts.get(number)
         if known is None:
             span = chunk.iteration[first], chunk.iteration[last]
-            self.attempts[number] = AttemptRows(number, *span, first_time, last_time)
+            known = self.attempts[number] = AttemptRows(number, *span, first_time, last_time)
+            seconds = chunk.values.get("iteration_time_s")
+            took = seconds[first] if seconds is not None else math.nan
+            # A row stands for all iterations since the row before it. Of a run that began elsewhere, that is unknown.
+            following = chunk.is_valid.find(0, first + 1, end)
+            steps = span[0] - before if before else 1
+            if following >= 0:
+                steps = min(span[0] - before, chunk.iteration[following] - span[0])
+            known.first_s = max(1, steps) * took if math.isfinite(took) else 0.0
         else:
             known.last_iteration, known.last_time = chunk.iteration[last], last_time
 

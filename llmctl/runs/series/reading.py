@@ -36,6 +36,12 @@ class MetricsSource:
     read: ReadParts
     is_here: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file; 0 if it is missing. Costs a round trip."""
+        (part,) = self.read([FileRead(self.path, 0, 1)])
+        return part.size if part is not None else 0
+
 
 def read_histories(sources: Sequence[MetricsSource], keys: Sequence[str]) -> Iterator[RunHistory]:
     """The history of each run, in order; empty for a missing file.
@@ -50,7 +56,7 @@ def read_histories(sources: Sequence[MetricsSource], keys: Sequence[str]) -> Ite
     Raises:
         SchedulerError: a machine cannot be reached.
     """
-    size = sum(_size(source) for source in sources)
+    size = sum(source.size for source in sources)
     processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
     if size < WORTH_PROCESSES or processes < 2:
         yield from (read_history(source, keys) for source in sources)
@@ -119,7 +125,7 @@ def _chunks_of(source: MetricsSource) -> Iterator[bytes | _Span]:
     if not source.is_here:
         yield from whole_lines(source)
         return
-    size = _size(source)
+    size = source.size
     yield from (_Span(source.path, begin, min(size, begin + CHUNK)) for begin in range(0, size, CHUNK))
 
 
@@ -143,8 +149,3 @@ def whole_lines(source: MetricsSource) -> Iterator[bytes]:
             partial += part.data
         if offset >= part.size:
             return
-
-
-def _size(source: MetricsSource) -> int:
-    (part,) = source.read([FileRead(source.path, 0, 1)])
-    return part.size if part is not None else 0

@@ -57,7 +57,7 @@ def test_json_has_every_field_by_a_stable_name(home, index, job, capsys):
     (seen,) = document["runs"]
     fields = """run_id name cluster state detail attempt nodes iteration train_iters loss tokens_per_s mfu eta_s
         metrics_age_s started ended exit_code run_dir job_ids submission submitted attempts expected_start hosts
-        skipped_iterations nan_iterations phase iteration_time_s peak_memory_bytes save recent"""
+        skipped_iterations nan_iterations phase iteration_time_s peak_memory_bytes save recent costs"""
     assert sorted(seen) == sorted(fields.split())
     assert (seen["state"], seen["iteration"], seen["train_iters"], seen["nodes"]) == ("running", 2, 100, 2)
     assert (seen["run_dir"], seen["job_ids"]) == (str(run.path), [str(job.pid)])
@@ -112,7 +112,9 @@ def test_the_page_of_a_run_shows_its_recent_past(home, index, job, capsys, monke
     assert capsys.readouterr().out.splitlines()[2:] == [
         "phase       saving a checkpoint; building the kernels 40%",
         "rate        0.5 s per iteration, 49s left",
+        "ETTR        12.5%: lost 4 s of 4 s: 4 s starts",
     ]
+    # A row without a time.
     run.metrics(3, peak_memory_bytes=1 << 31, tokens_per_s=12345.6)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"attempt": 1, "iteration": 4, "lm_loss": NaN, "tokens_per_s": Infinity}\n{"attempt": 1, "iter')

@@ -78,6 +78,20 @@ def test_a_killed_rank_costs_steps_and_no_result(place, capsys):
     assert [row["iteration"] for row in rows(place, "killed") if row["attempt"] == 2] == [*range(4, 9)]
     run = status(capsys, "killed")
     assert (run["state"], run["attempt"], run["submission"]) == ("completed", 2, 1)
+    told = run["costs"]["attempts"]
+    assert [(one["reason"], one["failure_class"], one["lost_steps"]) for one in told] == [
+        *(("failed", "killed", 2), ("completed", "", 0)),
+    ]
+    assert told[0]["cause"].startswith("rank 1 on ") and "ended without an error report" in told[0]["cause"]
+    assert told[0]["time"]["lost_steps_s"] > 0
+    assert 0 < run["costs"]["ettr"] < 1 and run["costs"]["save"]["save_s"] > 0
+    assert sum(run["costs"]["time"].values()) == pytest.approx(
+        sum(value for one in told for value in one["time"].values())
+    )
+    assert main(["status", "killed"]) == 0
+    page = capsys.readouterr().out
+    assert "\nETTR        " in page and "\nattempt 1   failed (killed), iterations 1 to 5, lost 2 steps and " in page
+    assert "\nattempt 2   completed, iterations 4 to 8, lost " in page
     # Each attempt has its own logs.
     assert main(["logs", "killed", "--attempt", "2"]) == 0
     assert "at iteration 3" in capsys.readouterr().out

@@ -13,7 +13,6 @@ from llmctl.context import Context
 from llmctl.operate.report.gather import gather_runs
 from llmctl.operate.report.page import FOLDER, page_of
 from llmctl.operate.report.secret_words import shown_command
-from llmctl.operate.report.time_spent import time_parts
 from llmctl.transport.local import LocalTransport
 from tests.llmctl.operate.report.made_runs import HOSTILE, add, made_run, trained
 from tests.llmctl.run_directories import TRANSPORT, leave, make_run
@@ -101,9 +100,12 @@ def test_a_resumed_run_has_curves_attempts_lost_time_plan_timeline_config_and_lo
 def test_time_is_divided_into_what_counts_and_what_does_not(context, home):
     run = trained(made_run(home / "runs"), resumes_at=21)
     (found,) = gather_runs(context, [add(context, run)])
-    seconds = {part.kind: round(part.seconds) for part in time_parts(found)}
+    time = found.costs.time
     # The submission is of today, the attempts of long ago: no time before the first.
-    assert seconds == {"start": 18, "steps": 40, "undone": 14, "end": 6, "between": 38}
+    assert (time.queue_s, time.start_s, time.steps_s, time.lost_steps_s) == (0, 18, 40, 14)
+    assert (time.hang_s, time.end_s, time.pause_s) == (3, 3, 38)
+    words = page(context, run).text
+    assert "Effective training time (ETTR): 34.5%: lost 76 s of 116 s: 38 s between attempts, 18 s starts" in words
 
 
 def test_no_text_of_a_run_becomes_part_of_the_page(context, home):
