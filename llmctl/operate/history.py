@@ -22,7 +22,7 @@ from llmctl.runs.view import RunView
 from llmctl.site.profile import ClusterProfile
 
 MOST_METRICS = 32 << 20
-"""Bytes of metrics.jsonl, some 70,000 rows, that the status of a run reads: in half a second on this machine."""
+"""Bytes of metrics.jsonl, some 70,000 rows, that the status of a run reads: a second on a busy core."""
 FAULTS_OF_RUNS = 20
 """Newest runs whose faults count for the rate."""
 
