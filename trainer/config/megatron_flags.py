@@ -289,7 +289,7 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "Megatron-LM multiplies with it only the rate of a head for image classes, and the models here have none", 1
     ),
     "rerun-mode": WithoutEffect(
-        "no step is computed again to find its fault; training.max_skipped_steps limits steps that are not finite",
+        "training.replay_skipped_steps computes a step that is not finite again; no other step is repeated",
         1,
         ("disabled", "validate_results"),
         "results of repeated steps are not compared; leave the flag out",

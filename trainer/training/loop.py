@@ -2,7 +2,7 @@
 
 The loop ends at completion or a stop request.
 
-Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, logging, hooks, evaluation,
+Legend of phases in the heartbeat: data, forward and backward, optimizer, agreement, replay, logging, hooks, evaluation,
 checkpoint, export.
 """
 
@@ -36,16 +36,20 @@ from trainer.training.global_batches import GlobalBatches
 from trainer.training.interval import Interval
 from trainer.training.lost_lock import check_lock, end_lost_run
 from trainer.training.saving import Saving
-from trainer.training.skipped_steps import NonFiniteError, SkippedSteps
+from trainer.training.soundness.replay import find_origin
+from trainer.training.soundness.skipped_steps import NonFiniteError, SkippedSteps
+from trainer.training.soundness.weight_hashes import compare_replicas
 from trainer.training.step_hooks import StepHooks
 from trainer.training.step_numbers import StepNumbers
 from trainer.training.training_lines import TrainingLines
-from trainer.training.weight_hashes import compare_replicas
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainer.checkpoint.save import CheckpointWriter
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
+    from trainer.data.samples.micro_batch import MicroBatch
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer, StepOutcome
     from trainer.parallel_model import ParallelModel
     from trainer.process.heartbeat import Heartbeat
@@ -98,6 +102,7 @@ class TrainingLoop:
     _hooks: StepHooks = field(init=False)
     _batches: GlobalBatches = field(init=False)
     _save_is_due: bool = False
+    _origin: str = ""
     _began: float = field(default_factory=time.perf_counter)
     _interval: Interval = field(default_factory=Interval)
 
@@ -184,14 +189,7 @@ class TrainingLoop:
         divisors = [max(1, count) for count in labels.values()]
         self._beat("forward and backward")
         with self._timers.measure("forward_backward"):
-            loss = forward_backward(
-                self.model,
-                micro_batches,
-                valid_tokens=divisors if len(divisors) > 1 else divisors[0],
-                loss_scale=self.optimizer.loss_scaler.scale,
-                randomness=StepRandomness(progress.seed, progress.iteration),
-                timers=self._timers,
-            )
+            loss = self._forward_backward(micro_batches, divisors, progress.iteration)
         self._beat("optimizer")
         place = self._batches.schedule_step(progress)
         lr = self._hooks.set_rates(self.optimizer, progress.optimizer_steps, place)
@@ -214,7 +212,11 @@ class TrainingLoop:
             progress.begin_interval()
             self._interval.begin()
             self._timers.begin_interval()
-        self._count_skipped(outcome, loss_scale, all(math.isfinite(total) for total, _ in losses.values()))
+        searches = self._searches_scale(outcome, loss_scale)
+        if outcome.skipped and not searches and not self._skipped_steps.in_a_row:
+            self._find_origin(micro_batches, divisors, labels, loss)
+        if not searches:
+            self._count_skipped(outcome, all(math.isfinite(total) for total, _ in losses.values()))
         if self._hooks.follow_steps:
             self._beat("hooks")
             self._hooks.after_step()
@@ -261,8 +263,43 @@ class TrainingLoop:
         limit = self.config.training.exit_duration_in_mins
         return self.stop.is_made() or (limit is not None and time.perf_counter() - self._began > 60.0 * limit)
 
-    def _count_skipped(self, outcome: StepOutcome, loss_scale: float, is_number: bool) -> None:
-        """Count the skipped steps, and those without a finite loss, but not those that search for the loss scale.
+    def _searches_scale(self, outcome: StepOutcome, loss_scale: float) -> bool:
+        """True if the step was skipped to find the loss scale: fp16 begins with some twenty, which halve it."""
+        scaler = self.optimizer.loss_scaler
+        return outcome.skipped and (scaler.scale < loss_scale or scaler.can_fall)
+
+    def _find_origin(
+        self, micro_batches: Sequence[MicroBatch], divisors: Sequence[int], labels: dict[str, int], loss: torch.Tensor
+    ) -> None:
+        """Compute the newest step, which was skipped, again, and tell where it was not finite first."""
+        if not self.config.training.replay_skipped_steps:
+            return
+        self._beat("replay")
+        iteration, own = self.progress.iteration, self._batches.own_losses(loss, len(labels))
+
+        def compute() -> list[float]:
+            losses = self._forward_backward(micro_batches, divisors, iteration - 1)
+            self.model.take_further_losses()
+            return self._batches.own_losses(losses, len(labels))
+
+        self._origin = find_origin(self.model, iteration, compute, own, self.device)
+        self._say(self._origin)
+
+    def _forward_backward(
+        self, micro_batches: Sequence[MicroBatch], divisors: Sequence[int], iteration: int
+    ) -> torch.Tensor:
+        """Sums of this rank's losses, and the main gradients, of the step after ``iteration``."""
+        return forward_backward(
+            self.model,
+            micro_batches,
+            valid_tokens=divisors if len(divisors) > 1 else divisors[0],
+            loss_scale=self.optimizer.loss_scaler.scale,
+            randomness=StepRandomness(self.progress.seed, iteration),
+            timers=self._timers,
+        )
+
+    def _count_skipped(self, outcome: StepOutcome, is_number: bool) -> None:
+        """Count the skipped steps, and those without a finite loss.
 
         At the last step, a run whose newest losses are all not finite has nothing to show.
 
@@ -270,10 +307,6 @@ class TrainingLoop:
             NonFiniteError: on rank 0, there are too many.
             PeerFailedError: the same on all other ranks.
         """
-        scaler = self.optimizer.loss_scaler
-        # fp16 begins with some twenty skipped steps, which halve the scale.
-        if outcome.skipped and (scaler.scale < loss_scale or scaler.can_fall):
-            return
         self._skipped_steps.add(outcome.skipped or not is_number)
         is_last = self.progress.iteration >= self.config.training.train_iters
         steps = self._skipped_steps.excess or (self._skipped_steps.all_of_them if is_last and not is_number else "")
@@ -283,7 +316,8 @@ class TrainingLoop:
         self._saving.wait()
         if self.model.mesh.rank != 0:
             raise PeerFailedError("losses or gradients are not finite: rank 0 reports it")
-        raise NonFiniteError(steps, self.progress.iteration, self.writer.root if self.writer is not None else None)
+        root = self.writer.root if self.writer is not None else None
+        raise NonFiniteError(steps, self.progress.iteration, root, self._origin)
 
     def _count(self, outcome: StepOutcome, losses: Losses, samples: int) -> None:
         """Count an iteration of ``samples`` with its losses."""

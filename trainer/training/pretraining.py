@@ -57,9 +57,9 @@ from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
 from trainer.training.row_output import begin_rows
 from trainer.training.run_summary import summarize_run
-from trainer.training.skipped_steps import NonFiniteError
+from trainer.training.soundness.skipped_steps import NonFiniteError
+from trainer.training.soundness.weight_hashes import ReplicaError
 from trainer.training.task_evaluation import TaskEvaluation
-from trainer.training.weight_hashes import ReplicaError
 
 if TYPE_CHECKING:
     from trainer.config.records.saved_progress import SavedProgress

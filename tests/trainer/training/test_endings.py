@@ -14,7 +14,7 @@ from tests.trainer.training.pretraining_job import Job
 from trainer.checkpoint.directory import complete_iterations
 from trainer.process.heartbeat import Heartbeat
 from trainer.training.missed_saves import MissedSaves
-from trainer.training.skipped_steps import SkippedSteps
+from trainer.training.soundness.skipped_steps import SkippedSteps
 
 
 def write_config(run, optimizer=None, **sections):

@@ -15,7 +15,7 @@ from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
 from trainer.process.failure import PeerFailedError
-from trainer.training.weight_hashes import ReplicaError, compare_replicas, hash_bits, places_that_differ
+from trainer.training.soundness.weight_hashes import ReplicaError, compare_replicas, hash_bits, places_that_differ
 
 KEY = "check_weight_hash_across_dp_replicas_interval"
 HOST = socket.gethostname()
@@ -165,7 +165,7 @@ def test_a_hash_follows_every_bit_and_every_place(dtype):
 
 
 def test_a_hash_covers_every_chunk_of_a_long_tensor(monkeypatch):
-    monkeypatch.setattr("trainer.training.weight_hashes._CHUNK", 7)
+    monkeypatch.setattr("trainer.training.soundness.weight_hashes._CHUNK", 7)
     weight = torch.randn(20, generator=torch.Generator().manual_seed(1))
     hashes = {int(hash_bits(weight))}
     for place in range(20):

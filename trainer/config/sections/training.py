@@ -98,6 +98,10 @@ class TrainingConfig(Section):
     skipped_steps_window: NonNegativeInt | None = None
     """End the run too when more than max_skipped_steps of this many last steps were skipped. Unset: twice
     max_skipped_steps, so more than half. 0: only steps in a row count."""
+    replay_skipped_steps: bool = True
+    """Compute a step whose gradients were not finite again, the first of several in a row, and tell the first rank,
+    module and direction in which a number was not finite. If the second result differs, a machine has computed wrongly.
+    It costs the time of one step."""
     check_weight_hash_across_dp_replicas_interval: PositiveInt | None = None
     """Iterations between comparisons of the weights that data-parallel ranks hold copies of, by hashes of their bits.
     If they differ, the run ends as failed, and names the ranks, their machines and the first such weight. Unset:

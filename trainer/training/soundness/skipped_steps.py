@@ -9,14 +9,15 @@ from pathlib import Path
 class NonFiniteError(RuntimeError):
     """Losses or gradients of many steps were not finite: the weights are past recovery, or the data is."""
 
-    def __init__(self, steps: str, iteration: int, root: Path | None) -> None:
-        """Describe the ``steps`` skipped up to ``iteration``, of a run that saves in ``root``."""
+    def __init__(self, steps: str, iteration: int, root: Path | None, origin: str = "") -> None:
+        """Describe the ``steps`` skipped up to ``iteration``, of a run that saves in ``root``, and their ``origin``."""
         saves = (
             f"each save of this attempt in {root} followed a finite step" if root is not None else "nothing was saved"
         )
+        where = f" ({origin})" if origin else ""
         super().__init__(
-            f"losses or gradients of {steps} up to iteration {iteration} were not finite; {saves}. Lower optimizer.lr, "
-            "set optimizer.clip_grad or check the data, then resume"
+            f"losses or gradients of {steps} up to iteration {iteration} were not finite{where}; {saves}. Lower "
+            "optimizer.lr, set optimizer.clip_grad or check the data, then resume"
         )
 
 
