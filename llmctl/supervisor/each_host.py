@@ -3,6 +3,7 @@
 These are qrsh of Grid Engine, pbs_tmrsh of PBS, blaunch of LSF, and this machine itself.
 """
 
+import os
 import shlex
 import signal
 import subprocess
@@ -49,15 +50,21 @@ class EndByCommand(EndRequest):
     Ending the launcher itself would leave its command running on the host, unwatched.
     """
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Ask by running this command in this environment."""
-        self._argv = list(argv)
+    def __init__(self, ask: Sequence[str], kill: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Ask by one command, and then kill by the other, in this environment."""
+        self._argvs = [list(ask), list(kill)]
         self._environ = dict(environ)
+
+    @property
+    def can_do_more(self) -> bool:
+        """See EndRequest."""
+        return bool(self._argvs)
 
     def send(self, pid: int) -> None:
         """See EndRequest."""
         del pid
-        processes.start(self._argv, self._environ)
+        if self._argvs:
+            processes.start(self._argvs.pop(0), self._environ)
 
 
 def host_names(hostfile: str) -> List[str]:
@@ -66,7 +73,12 @@ def host_names(hostfile: str) -> List[str]:
         return [line.split()[0] for line in file if line.strip()]
 
 
-def run_all(argvs: Sequence[Sequence[str]], end_requests: Sequence[EndRequest], environ: Mapping[str, str]) -> int:
+def run_all(
+    argvs: Sequence[Sequence[str]],
+    end_requests: Sequence[EndRequest],
+    environ: Mapping[str, str],
+    kill_file: str = "",
+) -> int:
     """Run the commands to their ends; returns the exit code of the first command that failed.
 
     A failed command ends the others.
@@ -75,6 +87,7 @@ def run_all(argvs: Sequence[Sequence[str]], end_requests: Sequence[EndRequest], 
         argvs: the commands.
         end_requests: one per command, which asks the command to end.
         environ: environment of all commands.
+        kill_file: once this file exists, all are ended by the hardest request; empty: no such file.
     """
     signals = Signals()
     running: Dict[int, "subprocess.Popen[bytes]"] = {}
@@ -91,16 +104,33 @@ def run_all(argvs: Sequence[Sequence[str]], end_requests: Sequence[EndRequest], 
         if not running:
             return code
         if deadline is not None and time.monotonic() >= deadline:
-            for number, child in running.items():
-                # A program that saves at its end was asked before; only then is it killed.
-                if is_asked and not end_requests[number].can_do_more:
-                    processes.signal_group(child.pid, signal.SIGKILL)
-                else:
-                    end_requests[number].send(child.pid)
+            _end_harder(running, end_requests, is_asked)
             is_asked, deadline = True, time.monotonic() + KILL_GRACE_S
+        if kill_file and os.path.exists(kill_file):
+            kill_file = ""
+            _end_now(running, end_requests)
         if {"TERM", "INT"} & set(signals.wait(0.5)):
             for number, child in running.items():
                 end_requests[number].send(child.pid)
+
+
+def _end_harder(
+    running: Mapping[int, "subprocess.Popen[bytes]"], end_requests: Sequence[EndRequest], is_asked: bool
+) -> None:
+    """Ask all commands to end, or kill them: a program that saves at its end was asked before."""
+    for number, child in running.items():
+        if is_asked and not end_requests[number].can_do_more:
+            processes.signal_group(child.pid, signal.SIGKILL)
+        else:
+            end_requests[number].send(child.pid)
+
+
+def _end_now(running: Mapping[int, "subprocess.Popen[bytes]"], end_requests: Sequence[EndRequest]) -> None:
+    """End all commands by the hardest request of each."""
+    for number, child in running.items():
+        end_requests[number].send(child.pid)
+        while end_requests[number].can_do_more:
+            end_requests[number].send(child.pid)
 
 
 def _take_ended(running: Dict[int, "subprocess.Popen[bytes]"]) -> List[int]:

@@ -3,6 +3,7 @@
 Launchers react differently to a signal.
 """
 
+import os
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -10,6 +11,9 @@ from contextlib import suppress
 from typing import List
 
 from . import processes
+
+_SLURM_S = 30.0
+"""Patience with one command of Slurm, whose controller may be down."""
 
 
 class EndRequest(ABC):
@@ -59,10 +63,33 @@ class EndByFile(EndRequest):
                 pass
 
 
-class EndByStep(EndRequest):
-    """scancel to the run's own step of a Slurm job, and finally SIGTERM to srun.
+class EndByLaunchLine(EndRequest):
+    """SIGTERM to a launch line that asks its nodes itself (each_host.py), then a file that makes it kill them."""
 
-    srun kills its step when srun receives SIGTERM.
+    def __init__(self, end_file: str) -> None:
+        """Use END_FILE.now of this path."""
+        self._file = f"{end_file}.now"
+        self._is_asked = False
+
+    @property
+    def can_do_more(self) -> bool:
+        """See EndRequest."""
+        return not os.path.exists(self._file)
+
+    def send(self, pid: int) -> None:
+        """See EndRequest."""
+        if self._is_asked:
+            with suppress(OSError), open(self._file, "a"):
+                pass
+        else:
+            processes.signal_group(pid, signal.SIGTERM)
+        self._is_asked = True
+
+
+class EndByStep(EndRequest):
+    """scancel to the run's own step of a Slurm job: SIGTERM, then SIGKILL, which reaches stopped processes too.
+
+    Without the step, SIGTERM to srun, which kills what it has started. Slurm's own KillWait plays no part.
     """
 
     def __init__(self, job_id: str, step_name: str) -> None:
@@ -72,22 +99,31 @@ class EndByStep(EndRequest):
         """
         self._job_id = job_id
         self._step_name = step_name
-        self._is_asked = False
+        self._signals = ["TERM", "KILL"]
+
+    @property
+    def can_do_more(self) -> bool:
+        """See EndRequest."""
+        return bool(self._signals)
 
     def send(self, pid: int) -> None:
         """See EndRequest."""
-        if self._is_asked or not self._ask_step():
+        if not self._signals or not self._signal_step(self._signals.pop(0)):
             processes.signal_group(pid, signal.SIGTERM)
-        self._is_asked = True
 
-    def _ask_step(self) -> bool:
-        """Ask the step to end; returns False if the step does not exist yet."""
-        asked = subprocess.run(
-            ["squeue", "--noheader", "--steps", f"--jobs={self._job_id}", "--format=%i|%j"], stdout=subprocess.PIPE
-        )
-        if asked.returncode != 0:
-            subprocess.call(["scancel", "--signal=TERM", self._job_id])
-            return True
-        steps: List[List[str]] = [line.split("|", 1) for line in asked.stdout.decode(errors="replace").splitlines()]
-        named = [step[0] for step in steps if step[1:] == [self._step_name]]
-        return any(subprocess.call(["scancel", "--signal=TERM", step]) == 0 for step in named)
+    def _signal_step(self, name: str) -> bool:
+        """Signal the step; returns False if the step does not exist yet, or Slurm does not answer."""
+        try:
+            asked = subprocess.run(
+                ["squeue", "--noheader", "--steps", f"--jobs={self._job_id}", "--format=%i|%j"],
+                stdout=subprocess.PIPE,
+                timeout=_SLURM_S,
+            )
+            if asked.returncode != 0 and name == "TERM":
+                subprocess.call(["scancel", f"--signal={name}", self._job_id], timeout=_SLURM_S)
+                return True
+            steps: List[List[str]] = [line.split("|", 1) for line in asked.stdout.decode(errors="replace").splitlines()]
+            named = [step[0] for step in steps if step[1:] == [self._step_name]]
+            return any(subprocess.call(["scancel", f"--signal={name}", step], timeout=_SLURM_S) == 0 for step in named)
+        except subprocess.TimeoutExpired:
+            return False

@@ -133,6 +133,10 @@ def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int
         names = _names(folder)
         if f"{name}.now" in names:
             processes.signal_group(child.pid, signal.SIGKILL)
+            if "NODE_RANK" in environ:
+                # Ranks of torchrun have groups of their own, and may be stopped.
+                numbers = int(environ["LLMCTL_ATTEMPT"]), int(environ["NODE_RANK"])
+                processes.kill_node(environ["LLMCTL_RUN_DIR"], *numbers)
         elif not is_asked and name in names:
             processes.signal_group(child.pid, signal.SIGTERM)
             is_asked = True

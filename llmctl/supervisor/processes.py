@@ -111,6 +111,28 @@ def ask_ranks_to_end(run_dir: str, attempt: int, node: int) -> None:
                 os.kill(pid, signal.SIGTERM)
 
 
+def kill_node(run_dir: str, attempt: int, node: int) -> None:
+    """Kill the processes of one node of an attempt on this machine, with the ranks of torchrun's agent.
+
+    Launchers, such as a qrsh on this machine that leads to another node, and other nodes on this machine live on.
+    """
+    for _ in range(_KILL_ROUNDS):
+        left = [
+            pid
+            for pid, variables in _environments()
+            if _belongs(variables, run_dir, attempt)
+            and variables.get(b"NODE_RANK") == str(node).encode()
+            and not _OUTSIDE & variables.keys()
+            and _lives(pid)
+        ]
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            return
+        time.sleep(0.05)
+
+
 def _members(run_dir: str, attempt: int) -> Set[int]:
     own = os.getpid()
     variables = dict(_environments())

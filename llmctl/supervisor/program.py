@@ -19,7 +19,7 @@ from .attempt import (
     tell,
 )
 from .cause import cause_in_output, cause_of_failure, code_of_cause, failed_parts, launchers_error, text_since
-from .end_request import EndByFile, EndBySignal, EndByStep, EndRequest
+from .end_request import EndByFile, EndByLaunchLine, EndBySignal, EndByStep, EndRequest
 from .ends import doubt_about_success
 from .node import FLIGHT_FOLDER, attempt_variables, end_file_of, run_node
 from .notices import Notices, send
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str], environ: Dict[str, str]) -> int:
             guarded = options.end_by == "file"
             return run_node(job, environ, int(attempt), address, port, number, guarded=guarded)
         if options.words[:1] == ["end"]:
-            processes.ask_ranks_to_end(job.run_dir, *map(int, options.words[1:]))
+            act = processes.kill_node if options.words[3:] == ["now"] else processes.ask_ranks_to_end
+            act(job.run_dir, *map(int, options.words[1:3]))
             return 0
         code = Supervisor(job, options, environ).run()
     except AttemptError as error:
@@ -84,12 +85,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     job = acts.add_parser("job", help="run an attempt, or one node of it")
     job.add_argument("--job", required=True, metavar="FILE", help="job.json")
     job.add_argument("--job-id", required=True, metavar="ID", help="the scheduler's id, or a process id")
-    job.add_argument("--end-by", choices=("signal", "file", "step"), default="signal", help="see end_request.py")
+    job.add_argument(
+        "--end-by", choices=("signal", "file", "command", "step"), default="signal", help="see end_request.py"
+    )
     job.add_argument("--never-exit", default="", metavar="CODES", help="exit codes that mean more to the scheduler")
     job.add_argument(
         "--end-time", default="", metavar="SECONDS", help="time at which the scheduler ends the job, since 1970"
     )
-    job.add_argument("words", nargs="*", help="none | NODE | node ATTEMPT ADDRESS PORT [NODE] | end ATTEMPT NODE")
+    job.add_argument("words", nargs="*", help="none | NODE | node ATTEMPT ADDRESS PORT [NODE] | end ATTEMPT NODE [now]")
     each = acts.add_parser("each-host", help="run a command once per host of LLMCTL_HOSTFILE")
     each.add_argument("--end-by", choices=("signal", "file", "command"), default="signal")
     each.add_argument("--through-shell", action="store_true")
@@ -113,8 +116,10 @@ def _each_host(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     elif options.end_by == "command":
         # The words up to the script, followed by the act that asks the ranks of a node to end.
         begin = words[: words.index("node")] if "node" in words else words
-        ends = each_host.commands([*begin, "end", environ["LLMCTL_ATTEMPT"], each_host.NODE], hosts, **how)
-        end_requests = [EndBySignal(), *(each_host.EndByCommand(argv, environ) for argv in ends[1:])]
+        act = [*begin, "end", environ["LLMCTL_ATTEMPT"], each_host.NODE]
+        asks, kills = (each_host.commands([*act, *how_soon], hosts, **how) for how_soon in ([], ["now"]))
+        end_requests = [EndBySignal(), *(each_host.EndByCommand(*argvs, environ) for argvs in zip(asks[1:], kills[1:]))]
+        return each_host.run_all(argvs, end_requests, environ, f"{end_file_of(environ['LLMCTL_ATTEMPT_DIR'])}.now")
     return each_host.run_all(argvs, end_requests, environ)
 
 
@@ -350,6 +355,8 @@ class Supervisor:
     def _end_request(self, attempt: Attempt) -> EndRequest:
         if self._options.end_by == "file":
             return EndByFile(end_file_of(attempt.folder))
+        if self._options.end_by == "command":
+            return EndByLaunchLine(end_file_of(attempt.folder))
         if self._options.end_by == "step":
             return EndByStep(self._options.job_id, f"{self._job.run_id}.{attempt.number}")
         return EndBySignal()

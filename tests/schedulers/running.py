@@ -3,7 +3,9 @@
 import itertools
 import json
 import os
+import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -97,4 +99,38 @@ def check_restart(site: Any, run_id: str) -> None:
     site.llmctl("cancel", run_id)
     run = site.ended(run_id)
     assert run["state"] == "cancelled" and not (site.path(run_id) / "attempts/3").exists(), run
+    wait_for(lambda: not ranks_of(site.path(run_id)), "the end of all ranks")
+
+
+def check_hang(site: Any, run_id: str) -> None:
+    """Stop rank 1 of a run that may begin again: the job ends the hang by itself, and the next attempt trains on.
+
+    Then cancel the run. Prints the seconds that it has taken.
+
+    Args:
+        site: of the scheduler.
+        run_id: of a run with two ranks on two nodes, whose hang timeout is 30 s.
+    """
+    wait_for(lambda: site.iteration(run_id) > 25, "iterations after a save")
+    before = ranks_of(site.path(run_id))
+    (pid,) = (pid for pid in before if "NODE_RANK=1" in _environ(pid))
+    os.kill(pid, signal.SIGSTOP)
+    times = {"stopped": time.monotonic()}
+    for what, sign in (("told", "llmctl: hang: "), ("judged", "is ended because of the hang")):
+        wait_for(lambda sign=sign: sign in site.job_log(run_id), lambda sign=sign: f"{sign}\n{site.job_log(run_id)}")
+        times[what] = time.monotonic()
+    wait_for(lambda: not any(Path(f"/proc/{one}/exe").exists() for one in before), "the end of all ranks")
+    times["gone"] = time.monotonic()
+    iteration = site.iteration(run_id)
+    wait_for(lambda: site.iteration(run_id) > iteration, lambda: f"a second attempt\n{site.job_log(run_id)}")
+    times["new step"] = time.monotonic()
+    print(run_id, {what: round(moment - times["stopped"], 1) for what, moment in times.items()})
+    first = json.loads((site.path(run_id) / "attempts/1/exit.json").read_text())
+    assert (first["reason"], first["class"], first["restarts"], first["code"]) == ("failed", "hang", True, 1), first
+    beat = json.loads((site.path(run_id) / "attempts/1/heartbeat/rank-00001.json").read_text())
+    assert re.match(
+        rf"rank 1 on {beat['host']} \(phase .*\) (is stopped|has not).*; rank 0 waits for it", first["cause"]
+    )
+    site.llmctl("cancel", run_id)
+    assert site.ended(run_id)["state"] == "cancelled"
     wait_for(lambda: not ranks_of(site.path(run_id)), "the end of all ranks")

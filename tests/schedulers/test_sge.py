@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.prepared_text import check_preparation
-from tests.schedulers.running import check_restart, held
+from tests.schedulers.running import check_hang, check_restart, held
 from tests.schedulers.sge_site import SgeSite
 from tests.testbeds.sge_cluster import SgeCluster, sge_cluster
 from tests.waiting import wait_for
@@ -265,3 +265,10 @@ def test_a_killed_rank_of_the_second_node_begins_again(site: SgeSite) -> None:
     how = ("--launcher", "torchrun", "--max-restarts", "1", "--set", "checkpoint.save_interval=20")
     submit(site, "again", "--nodes", "2", *ON_CPU, *how, "--set", "training.train_iters=1000000")
     check_restart(site, "again")
+
+
+def test_a_stopped_rank_is_killed_and_the_run_begins_again(site: SgeSite) -> None:
+    how = ("--launcher", "torchrun", "--max-restarts", "1", "--hang-timeout", "30")
+    endless = ("--set", "checkpoint.save_interval=20", "--set", "training.train_iters=1000000")
+    submit(site, "hangs", "--nodes", "2", *ON_CPU, *how, *endless)
+    check_hang(site, "hangs")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from llmctl.runs.hang import STALLED_S
-from tests.schedulers.running import check_restart, ranks_of
+from tests.schedulers.running import check_hang, check_restart, ranks_of
 from tests.schedulers.slurm_site import Site, site
 from tests.testbeds.slurm_cluster import slurm_cluster
 from tests.waiting import HANG_S, wait_for
@@ -196,3 +196,10 @@ def test_a_killed_rank_of_the_second_node_begins_again(site: Site, launcher: str
     how = ("--nodes", "2", "--launcher", launcher, "--max-restarts", "1", "--set", "checkpoint.save_interval=20")
     site.submit(f"again-{launcher}", *how, *ENDLESS)
     check_restart(site, f"again-{launcher}")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_stopped_rank_is_killed_and_the_run_begins_again(site: Site, launcher: str) -> None:
+    how = ("--nodes", "2", "--launcher", launcher, "--max-restarts", "1", "--set", "checkpoint.save_interval=20")
+    site.submit(f"hangs-{launcher}", *how, "--hang-timeout", "30", *ENDLESS)
+    check_hang(site, f"hangs-{launcher}")

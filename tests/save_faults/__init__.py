@@ -1,1 +1,0 @@
-"""Saves whose system calls fail one after another, by strace."""
