@@ -20,7 +20,7 @@ _SECOND = "test $LLMCTL_ATTEMPT = 2 && test -z $PYDANTIC_DISABLE_PLUGINS"
 async def read_about_runs(ask: Ask, trained: list[RunView]) -> None:
     """Find the failed run and its cause, read numbers, compare the runs ``first`` and ``second``."""
     (found,) = (await ask("runs", state="failed", most=1))["runs"]
-    assert found["name"] == "bad" and "exit code 1" in found["detail"] and found["exit_code"] == 1
+    assert found["name"] == "bad" and "ValueError: no such shard" in found["detail"] and found["exit_code"] == 1
     lines = (await ask("logs", run=found["run_id"], rank="failed"))["lines"]
     assert any("ValueError: no such shard" in line for line in lines)
     columns = (await ask("metrics", run="first", points=2))["columns"]
