@@ -8,7 +8,7 @@
 # make parity   one, two and three mesh axes over up to 8 ranks, compared with the serial run: 2 days; PARITY=--levels for
 #               every instruction level of the processor: 2 days for each
 # make proofs   the table of families in docs/guide/models.md, by the tests that prove it: not measured, minutes
-# make torture  exact resume after kill -9 at 20 random instants: 3 minutes
+# make torture  exact resume after kill -9 at 20 random instants, and after every system call of a save failed: 10 minutes
 # make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU=--dry on the CPU: 1 minute
 # make start    CPU time of starting llmctl, beside a bare typer program: under 1 minute
 # make docs     the documentation site, in site/; fails at a broken link, a page outside the menu, or a key or flag without a text
@@ -73,6 +73,7 @@ proofs: set-up
 
 torture: set-up
 	@$(PYTHON_OF_VENV) -m tests.resume_torture </dev/null
+	@$(PYTHON_OF_VENV) -m tests.save_faults </dev/null
 
 # No set-up: a machine with a GPU has its own Python with torch, and often no network (scripts/gpu_wheels.sh).
 gpu:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of the real schedulers and of the browser that the tests start. Only root can install and
+# Installs the Debian packages of the real schedulers, the browser and the tracer that the tests start. Only root can install and
 # start them: for other users this does nothing, their tests are skipped, and the run says so. Where npm is, it also
 # installs the language server of the editors' tests; npm is not installed for it, since Debian's has 400 packages.
 set -euo pipefail
@@ -25,7 +25,7 @@ packages=(
   munge slurmctld slurmd slurm-client slurmdbd mariadb-server
   gridengine-master gridengine-exec gridengine-client
   openssh-server openssh-client openmpi-bin
-  iproute2 iptables procps shellcheck gcc libc6-dev libslurm-dev
+  iproute2 iptables procps shellcheck strace gcc libc6-dev libslurm-dev
   chromium fonts-dejavu-core
 )
 missing=()

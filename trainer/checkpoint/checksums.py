@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
@@ -29,6 +30,8 @@ _BATCH_BLOCKS = 8
 for a core whenever it is woken."""
 _MOST_PENDING = 2
 """Batches that wait for their checksums. They keep the tensors alive that they are parts of."""
+_READ_AHEAD = 4
+"""Blocks that the disk reads while one is compared."""
 _SAMPLED_EVERY = 16
 
 
@@ -175,6 +178,24 @@ class VerifiedFile:
                 return damage
         return None
 
+    def find_damage_on_disk(self, blocks: Sequence[int]) -> str | None:
+        """Like find_any_damage, but of what the disk returns: the system drops its copies of the blocks first.
+
+        Raises:
+            OSError: the disk cannot read them.
+        """
+        for block in blocks:
+            self._advise(block, os.POSIX_FADV_DONTNEED)
+        for block in blocks[:_READ_AHEAD]:
+            self._advise(block, os.POSIX_FADV_WILLNEED)
+        for place, block in enumerate(blocks):
+            for later in blocks[place + _READ_AHEAD : place + _READ_AHEAD + 1]:
+                self._advise(later, os.POSIX_FADV_WILLNEED)
+            damage = self.find_any_damage((block,))
+            if damage is not None:
+                return damage
+        return None
+
     def header(self) -> Mapping[str, Any]:
         """The header of a safetensors file; byte 0 of the data is at byte ``header_bytes`` of the file.
 
@@ -193,9 +214,10 @@ class VerifiedFile:
         """Bytes before the data: the size of the header's text, in 8 bytes, and the text."""
         return 8 + int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
 
-    def forget_cache(self) -> None:
-        """Ask the system to drop the file's pages, so that the next read comes from the disk (posix_fadvise(2))."""
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    def _advise(self, block: int, advice: int) -> None:
+        # Advice alone (posix_fadvise(2)): without it the bytes come from memory, or later.
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, block * BLOCK_BYTES, BLOCK_BYTES, advice)
 
     def _read(self, first: int) -> int:
         """Read a block into the buffer; returns its size, less than a block at the end of the file."""

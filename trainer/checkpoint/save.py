@@ -309,8 +309,7 @@ class CheckpointWriter:
             return
         count = len(written.checksums)
         with closing(VerifiedFile(path, written.checksums)) as file:
-            file.forget_cache()
-            problem = file.find_any_damage(None if amount == "all" else sampled_blocks(count, iteration))
+            problem = file.find_damage_on_disk(range(count) if amount == "all" else sampled_blocks(count, iteration))
         if problem is not None:
             raise DamagedCheckpointError(f"{path.name}, read back after the write, {problem}")
 

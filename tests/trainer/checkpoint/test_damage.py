@@ -184,6 +184,8 @@ def test_checksums_are_those_of_the_blocks(tmp_path):
         assert verified.find_damage(2 * BLOCK_BYTES, len(data)) is None
         assert verified.find_damage(5, BLOCK_BYTES + 1) == "has altered bytes between 4,194,304 and 8,388,608"
         assert verified.find_any_damage() == "has altered bytes between 4,194,304 and 8,388,608"
+        assert verified.find_damage_on_disk([0, 2]) is None
+        assert verified.find_damage_on_disk(range(3)) == "has altered bytes between 4,194,304 and 8,388,608"
     assert sampled_blocks(0, 3) == []
     assert sampled_blocks(1, 3) == [0]
     assert {block for turn in range(16) for block in sampled_blocks(40, turn)} == set(range(40))

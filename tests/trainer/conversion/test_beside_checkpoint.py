@@ -26,13 +26,13 @@ from trainer.planning.build_config import build_config
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["between steps", "beside steps"])
+def run(tmp_path_factory, request):
     """A run of two pipeline stages that saves six times and keeps two checkpoints."""
     folder = tmp_path_factory.mktemp("beside") / "run"
     values = config_of("pp2")
     values["training"] |= {"train_iters": 6, "eval_iters": 0, "bf16": True}
-    values["checkpoint"] |= {"save_interval": 1, "save_hugging_face": True}
+    values["checkpoint"] |= {"save_interval": 1, "save_hugging_face": True, "async_save": request.param}
     folder.mkdir()
     (folder / "config.yaml").write_text(json.dumps(values))
     with Attempt(folder, 1) as attempt:

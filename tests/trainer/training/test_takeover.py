@@ -8,19 +8,20 @@ import signal
 from functools import partial
 
 from tests.trainer.training.pretraining_job import Job
+from tests.trainer.training.test_async_run import Gate
 from tests.waiting import wait_for
 from trainer.checkpoint.directory import checkpoint_path, complete_iterations, find_latest
 from trainer.checkpoint.metadata import load_metadata
 
 
-def write_config(run):
+def write_config(run, is_async=False):
     values = {
         "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 100},
         "parallel": {"tensor_model_parallel_size": 2},
         "training": {"train_iters": 1_000_000, "seq_length": 16, "eval_iters": 0},
         "optimizer": {"lr": 1e-3},
         "data": {"mock_data": True},
-        "checkpoint": {"save_interval": 5, "keep_last": 3},
+        "checkpoint": {"save_interval": 5, "keep_last": 3, "async_save": is_async},
     }
     run.mkdir()
     (run / "config.yaml").write_text(json.dumps(values))
@@ -70,3 +71,32 @@ def test_a_stopped_attempt_writes_nothing_after_another_took_the_run_over(tmp_pa
     assert latest == checkpoint_path(checkpoints, complete_iterations(checkpoints)[-1])
     assert note is None
     assert load_metadata(latest).fencing_token == 2
+
+
+def be_elsewhere_behind(gate):
+    gate.close()
+    be_elsewhere()
+
+
+def test_an_attempt_that_loses_the_run_while_it_writes_a_save_publishes_nothing(tmp_path):
+    run, gate = tmp_path / "run", Gate(tmp_path / "gate", 5)
+    checkpoints = run / "checkpoints"
+    write_config(run, is_async=True)
+    with Job(run, 2, {0: partial(be_elsewhere_behind, gate), 1: gate.close}) as first:
+        # The next save is due, and training waits for the one that is being written.
+        first.wait_for_iteration(10)
+        os.kill(first.ranks[0].pid, signal.SIGSTOP)
+        with Job(run, 2, {0: be_elsewhere}, number=2) as second:
+            wait_for(lambda: complete_iterations(checkpoints), "a checkpoint of the second attempt")
+            (run / "attempts/2/stop").touch()
+            assert second.ends([0, 1]) == [0, 0]
+            saved = complete_iterations(checkpoints)
+            with gate.open():
+                os.kill(first.ranks[0].pid, signal.SIGCONT)
+                assert first.ends([0, 1]) == [1, 1]
+    error = json.loads((run / "attempts/1/errors/rank-00000.json").read_text())
+    assert error["type"] == "LostLockError"
+    assert ", in drain\n" in error["traceback"]
+    assert complete_iterations(checkpoints) == saved
+    assert {load_metadata(checkpoint_path(checkpoints, iteration)).fencing_token for iteration in saved} == {2}
+    assert [path.name for path in checkpoints.glob(".*")] == []

@@ -1,0 +1,1 @@
+"""Saves whose system calls fail one after another, by strace."""
