@@ -95,6 +95,9 @@ def run_node(
     variables["MASTER_PORT"] = "" if port == "-" else port
     argv = ["bash", f"{folder}/job.sh", "rank"]
     status = guard(argv, variables, end_file_of(folder)) if guarded else _outlive(argv, variables)
+    if status != 0 and job.is_training and not job.one_process_per_rank:
+        # Ranks whose agent was killed: the launcher may no longer know them, and stopped ones do not notice.
+        processes.kill_node(job.run_dir, attempt, node)
     write_end(Attempt(attempt, folder), part_name(job, part), status)
     return processes.exit_code(status)
 

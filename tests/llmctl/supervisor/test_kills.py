@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,20 @@ def test_the_processes_of_one_node_are_killed_with_their_sessions(tmp_path):
         for left in (zero, one):
             left.kill()
             left.wait()
+
+
+def test_a_killed_agent_leaves_no_stopped_rank(tmp_path):
+    folder = tmp_path / "attempts/1"
+    folder.mkdir(parents=True)
+    rank = 'echo $$ >"$LLMCTL_RUN_DIR/stopped"; kill -STOP $$'
+    wait = "until [[ -e $LLMCTL_RUN_DIR/stopped ]]; do sleep 0.1; done"
+    (folder / "job.sh").write_text(f"setsid bash -c '{rank}' &\n{wait}; kill -KILL $$\n")
+    assert run_job(tmp_path, "", "node", "1", "-", "-", "1", is_training=True).wait(HANG_S) == 137
+    pid = int((tmp_path / "stopped").read_text())
+    try:
+        # A killed process may take a moment to end; a stopped one stays.
+        wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the end of the rank")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert read_ends(str(folder))["node-00001"].signal == signal.SIGKILL
