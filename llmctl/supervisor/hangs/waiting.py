@@ -17,14 +17,14 @@ _PATIENCE_S = {
     "data": 60.0,
     "logging": 60.0,
     "hooks": 300.0,
-    "evaluation": 300.0,
-    "checkpoint": 300.0,
-    "export": 600.0,
+    "evaluation": 1800.0,
+    "checkpoint": 1800.0,
+    "export": 3600.0,
     "switching the kernels": 300.0,
 }
 """Patience with phases that may be long without a collective. Reads, writes and user's code have no known time."""
 _STEP_PHASES = ("forward and backward", "optimizer", "agreement")
-_START_S = 600.0
+_START_S = 1800.0
 """Patience with any other phase: the start loads libraries, kernels and checkpoints from file systems."""
 SIGN_S = 5.0
 """Seconds between the signs of life of a rank (trainer/process/heartbeat.py)."""

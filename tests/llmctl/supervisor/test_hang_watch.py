@@ -86,7 +86,7 @@ def test_a_stopped_rank_is_told_from_its_file_alone(bed):
     assert told.startswith("rank 1 on n1 (phase forward and backward, iteration 9) is stopped, or its node does not")
 
 
-@pytest.mark.parametrize(("phase", "patience_s"), [("evaluation", 300), ("checkpoint", 300), ("export", 600)])
+@pytest.mark.parametrize(("phase", "patience_s"), [("evaluation", 1800), ("checkpoint", 1800), ("export", 3600)])
 def test_phases_have_their_own_patience_beside_the_timeout(bed, phase, patience_s):
     silent = {"lives": (0, 1), "entered": {0: 5, 1: 4}, "phase": phase}
     bed.step(patience_s, **silent)
