@@ -29,7 +29,7 @@ class Found:
 
     Attributes:
         note: words on files that have yet to appear; else empty.
-        guilty: sentences on the ranks that hold the others up, by torch's flight records.
+        guilty: sentences on a hang: the ranks that hold the others up, and where the stacks are.
     """
 
     record: RunRecord
@@ -84,7 +84,7 @@ def find_logs(
     names, error_names = transport.list_names([folder, f"{folder}/errors"])
     errors = _errors(transport, [f"{folder}/errors/{name}" for name in error_names if not name.startswith(".")])
     chosen = choice or default_choice(record, names)
-    guilty = guilty_by_flight_records(f"{folder}/flight", transport) if chosen.kind == "failed" else ()
+    guilty = _guilty(folder, transport) if chosen.kind == "failed" else ()
     if _is_undivided(record, names, chosen) or (chosen.kind == "failed" and not errors and not follow):
         files = LogChoice("job").files(str(record.run_dir), number, names, [])
         return Found(record, session, chosen, number, files, errors, guilty=guilty)
@@ -94,6 +94,15 @@ def find_logs(
     note = f"{record.run_id}: {absence}; waiting for it" if absence else ""
     files = chosen.files(str(record.run_dir), number, names, [error.rank for error in errors])
     return Found(record, session, chosen, number, files, errors, note, guilty)
+
+
+def _guilty(folder: str, transport: Transport) -> tuple[str, ...]:
+    """All that is known of a hang: ranks by torch's flight records, and where the stacks are."""
+    found = guilty_by_flight_records(f"{folder}/flight", transport)
+    (stacks,) = transport.list_names([f"{folder}/stacks"])
+    if not stacks:
+        return found
+    return (*found, f"stacks of ranks at a hang ({len(stacks)}): {folder}/stacks")
 
 
 def _is_undivided(record: RunRecord, names: Sequence[str], choice: LogChoice) -> bool:

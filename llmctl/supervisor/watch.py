@@ -29,6 +29,8 @@ FAILURE_KILL_GRACE_S = 2
 """KILL_GRACE_S for ranks after a failure: they have nothing to save any more, and the job costs."""
 ALIVE_EVERY_S = 5
 """Seconds between the supervisor's signs of life: few against those after which a rank counts as hanging."""
+STACKS_WANTED = "stacks.wanted"
+"""File of an attempt that asks its ranks for the stacks of their threads, each time that it grows."""
 EARLY_WARNING_S = 300
 """Longest time between a scheduler's warning of the time limit and our own timer: Slurm's is up to 60 s (sbatch(1))."""
 
@@ -184,6 +186,9 @@ class Watch:
     def _look_for_hang(self, hangs: HangWatch, now: float) -> None:
         if hangs.poll(now):
             tell(f"hang: {hangs.sentence}")
+            # Each rank that sees the file grow writes the stacks of its threads (trainer/process/stacks.py).
+            with suppress(OSError), open(f"{self._attempt.folder}/{STACKS_WANTED}", "a") as file:
+                file.write("\n")
         if hangs.is_over and not self.hang:
             self.hang = hangs.sentence
             tell(f"the attempt is ended because of the hang, after job.hang_timeout_s {self._job.hang_timeout_s:g}")

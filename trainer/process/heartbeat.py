@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import socket
@@ -16,10 +17,13 @@ from types import TracebackType
 from typing_extensions import Self
 
 from trainer.process.run_directory import write_json
+from trainer.process.stacks import StackWriter, watch_interpreter
 
 _SECONDS_BETWEEN_WRITES = 1.0
 SECONDS_BETWEEN_SIGNS = 5.0
 """Longest age of ``written`` in the file of a rank whose process runs."""
+_SILENT_S = 3.0
+"""Time without progress from which on the rank looks for a request for its stacks."""
 _PAGE_BYTES = 4096
 KERNEL_BUILD = "building the kernels"
 """Phase of the ranks while kernels are built. The rank that builds adds the percent, the others wait (state.py)."""
@@ -67,6 +71,7 @@ class Heartbeat:
         self._entered = self._inside_since = 0.0
         self._written: tuple[object, ...] | None = None
         self._signed = 0.0
+        self._stacks = StackWriter(path.parent.parent, rank) if path is not None else None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -128,6 +133,11 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._end.wait(_SECONDS_BETWEEN_WRITES):
             self._write()
+            watch_interpreter()
+            is_silent = time.time() - max(self._latest[2], self._entered) > _SILENT_S
+            if is_silent and self._stacks is not None:
+                self._stacks.answer()
+        faulthandler.cancel_dump_traceback_later()
 
     def _write(self) -> None:
         if self._path is None:

@@ -113,6 +113,10 @@ def test_a_hang_costs_steps_and_no_result(place, capsys, monkeypatch):
     assert second["reason"] == "completed"
     losses = {row["iteration"]: row["lm_loss"] for row in rows(place, "hung")}
     assert losses == {row["iteration"]: row["lm_loss"] for row in rows(place, "smooth")}
+    stacks = attempt_of(place, "hung", 1) / "stacks"
+    assert "in _iterate" in (stacks / "rank-00000.txt").read_text()  # a stopped rank writes nothing
+    assert main(["logs", "hung", "--attempt", "1", "--rank", "failed"]) == 0
+    assert f"stacks of ranks at a hang (1): {stacks}" in capsys.readouterr().err
     log = (place / "runs/hung/job.log").read_text()
     assert f"llmctl: hang: {first['cause']}"[:60] in log and "begins again, as attempt 2 of at most 2" in log
     assert status(capsys, "hung")["state"] == "completed"
