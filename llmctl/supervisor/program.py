@@ -300,7 +300,8 @@ class Supervisor:
         """Values of exit.json on a failed attempt: its class, the run's progress, and why it does not begin again."""
         job, folder = self._job, attempt.folder
         parts = tuple(end for _, end in failed_parts(folder))
-        output = cause_in_output(job, attempt, text_since(self._log, self._log_begin))
+        # After a hang the output tells how the supervisor has ended the ranks.
+        output = None if watch.hang else cause_in_output(job, attempt, text_since(self._log, self._log_begin))
         failure = Failure(
             code,
             job.is_training,

@@ -104,7 +104,7 @@ def test_a_hang_is_named_after_slurm_has_killed_the_supervisor(site: Site) -> No
 
 def check_hang_at_limit(site: Site, run_id: str, *, is_supervisor_hung: bool) -> None:
     """A supervisor that cannot act in time, as on a busy node, is killed by Slurm and writes no exit.json."""
-    job_id = site.submit(run_id, "--nodes", "2", "--launcher", "srun", *ENDLESS)
+    job_id = site.submit(run_id, "--nodes", "2", "--launcher", "srun", "--hang-timeout", "0", *ENDLESS)
     wait_for(lambda: site.iteration(run_id) > 2, "the first iterations")
     _, host = site.status(run_id)["hosts"]
     attempt = site.path(run_id) / "attempts/1"

@@ -23,7 +23,6 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
             r"(?:mem|vmem|pmem) .* exceeded limit",
         ),
     ),
-    (SYSTEM, "cancelled", (r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",)),
     (
         SPECIAL,
         "container",
@@ -324,6 +323,7 @@ MESSAGES: Tuple[Tuple[int, str, Tuple[str, ...]], ...] = (
             r"Socket Timeout|Wait timeout after \d+",
         ),
     ),
+    (PEER, "cancelled", (r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",)),
     (HINT, "not_finite", (r"\b[Ll]oss\W{1,3}\s*(?:NaN|nan|-?inf)\b", r"\bNaN or Inf found\b")),
 )
 

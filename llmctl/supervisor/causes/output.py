@@ -57,7 +57,7 @@ _REPORT = re.compile(
     r"|^\s*(?:exitcode|error_file|traceback|time|host|rank)\s+: |^W\d{4} |^\[\d\]:$"
 )
 """Lines with which launchers report an end: they do not show that the program went on."""
-_REPORTED = ("crash", "killed", "no_program", "limits", "container")
+_REPORTED = ("crash", "killed", "no_program", "limits", "container", "cancelled")
 """Kinds that a launcher's report may tell first."""
 _WARNING = re.compile(r"[A-Z]\w*Warning: |\b(?:WARN(?:ING)?|DEBUG|INFO)\b|^\[?W\d{4} ")
 _SOURCE = " " * 4
