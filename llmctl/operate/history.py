@@ -22,7 +22,9 @@ from llmctl.runs.view import RunView
 from llmctl.site.profile import ClusterProfile
 
 MOST_METRICS = 32 << 20
-"""Bytes of metrics.jsonl, some 70,000 rows, that the status of a run reads: a second on a busy core."""
+"""Bytes of metrics.jsonl, some 70,000 rows, that the status of a run on this machine reads: a second on a busy core."""
+MOST_SENT = 2 << 20
+"""The same of a run on another machine, for each status sends them anew."""
 FAULTS_OF_RUNS = 20
 """Newest runs whose faults count for the rate."""
 
@@ -149,7 +151,8 @@ def past_runs(context: Context, entries: Sequence[IndexEntry], survey: RunSurvey
 def with_costs(context: Context, entry: IndexEntry, view: RunView) -> RunView:
     """The view of a run with the costs of its attempts, from all rows of its metrics.
 
-    Without them where its cluster or record cannot be read, or its metrics are longer than ``MOST_METRICS``.
+    Without them where its cluster or record cannot be read, or its metrics are longer than ``MOST_METRICS``, from
+    another machine than ``MOST_SENT``.
     """
     with suppress(LlmctlError):
         session = ClusterSession.of(context, entry.cluster, f"run {entry.run_id}")
@@ -158,7 +161,7 @@ def with_costs(context: Context, entry: IndexEntry, view: RunView) -> RunView:
             return view
         machine = session.transport
         source = MetricsSource(f"{record.run_dir}/metrics.jsonl", machine.read_parts, is_here=not machine.is_remote)
-        if source.size > MOST_METRICS:
+        if source.size > (MOST_SENT if machine.is_remote else MOST_METRICS):
             return view
         costs = assess(
             record,

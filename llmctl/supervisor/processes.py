@@ -5,9 +5,10 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 _KILL_ROUNDS = 3
+_ROUND_S = 0.05
 _TORCHRUN = b"TORCHELASTIC_RUN_ID"
 _ATTACHED_SHELL = b"LLMCTL_INTERACTIVE"
 SENDER = "LLMCTL_SENDS_NOTICE"
@@ -61,14 +62,22 @@ def kill_attempt(run_dir: str, attempt: int) -> None:
     their environment (torchrun and mpirun put ranks into separate sessions), the descendants of this process, and the
     rest of this session if this process leads the session.
     """
+    _kill_in_rounds(lambda: _members(run_dir, attempt))
+
+
+def _kill_in_rounds(find: Callable[[], Collection[int]]) -> None:
     for _ in range(_KILL_ROUNDS):
-        left = _members(run_dir, attempt)
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        left = find()
+        _kill(left)
         if not left:
             return
-        time.sleep(0.05)
+        time.sleep(_ROUND_S)
+
+
+def _kill(pids: Collection[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def kill_earlier_attempts(run_dir: str, attempt: int, patience_s: float) -> List[int]:
@@ -80,12 +89,10 @@ def kill_earlier_attempts(run_dir: str, attempt: int, patience_s: float) -> List
     deadline = time.monotonic() + patience_s
     while True:
         left = [pid for pid, variables in _environments() if _is_earlier(variables, run_dir, attempt) and _lives(pid)]
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(left)
         if not left or time.monotonic() >= deadline:
             return left
-        time.sleep(0.05)
+        time.sleep(_ROUND_S)
 
 
 def _is_earlier(variables: Mapping[bytes, bytes], run_dir: str, attempt: int) -> bool:
@@ -116,8 +123,8 @@ def kill_node(run_dir: str, attempt: int, node: int) -> None:
 
     Launchers, such as a qrsh on this machine that leads to another node, and other nodes on this machine live on.
     """
-    for _ in range(_KILL_ROUNDS):
-        left = [
+    _kill_in_rounds(
+        lambda: [
             pid
             for pid, variables in _environments()
             if _belongs(variables, run_dir, attempt)
@@ -125,12 +132,7 @@ def kill_node(run_dir: str, attempt: int, node: int) -> None:
             and not _OUTSIDE & variables.keys()
             and _lives(pid)
         ]
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        if not left:
-            return
-        time.sleep(0.05)
+    )
 
 
 def _members(run_dir: str, attempt: int) -> Set[int]:

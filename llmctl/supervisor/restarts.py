@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from .causes.output import find_cause
 from .ends import PartEnd
 from .settings import JobSettings
 
@@ -28,23 +29,24 @@ _BAD_CONFIG = (2, 3)
 _OF_SIGNALS = 128
 _BY_LAUNCHER = _OF_SIGNALS + int(signal.SIGTERM)
 """A launcher ends the parts that are left by SIGTERM."""
-_CLASSES_OF_OUTPUT = {
+_CLASSES_OF_ERROR = {
     "gpu_memory": OUT_OF_MEMORY,
     "host_memory": OUT_OF_MEMORY,
-    "host_memory_killed": OUT_OF_MEMORY,
     "disk_full": DISK,
     "quota": DISK,
+    "gpu_hardware": NODE,
+}
+"""Kind of a cause (causes/messages.py) in the message of a rank's own error -> class."""
+_CLASSES_OF_OUTPUT = {
+    **_CLASSES_OF_ERROR,
+    "host_memory_killed": OUT_OF_MEMORY,
     "not_finite": NOT_FINITE,
     "communication": LOST_PEER,
     "node": NODE,
-    "gpu_hardware": NODE,
     "usage": CONFIG,
     "no_program": CONFIG,
 }
 """Kind of a cause in an output -> class, where the exit code tells less."""
-_NO_ROOM = ("no space left on device", "disk quota exceeded")
-_NO_MEMORY = ("out of memory", "cannot allocate memory")
-_NO_MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
 _TAIL_BYTES = 65536
 
 
@@ -124,16 +126,12 @@ def class_of(failure: Failure) -> str:
 
 
 def _class_of_error(rank: RankFailure) -> str:
-    words = rank.message.lower()
     if rank.exit_code in _BAD_CONFIG:
         return CONFIG
     if rank.type == "NonFiniteError":
         return NOT_FINITE
-    if any(each in words for each in _NO_ROOM):
-        return DISK
-    if rank.type in _NO_MEMORY_TYPES or any(each in words for each in _NO_MEMORY):
-        return OUT_OF_MEMORY
-    return ERROR
+    cause = find_cause(f"{rank.type}: {rank.message}")
+    return _CLASSES_OF_ERROR.get(cause.kind, ERROR) if cause is not None else ERROR
 
 
 def refusal(job: JobSettings, failure_class: str, history: History, left_s: Optional[float]) -> str:
