@@ -6,6 +6,7 @@
 #include "../common/cpu/isa.h"
 #include "../common/cpu/processor.h"
 #include "../common/cpu/results.h"
+#include "remainders.h"
 
 namespace {
 
@@ -38,18 +39,36 @@ Constants rounded(const llmctl_adamw &c) {
           static_cast<float>(1.0 / c.divisor)};
 }
 
-template <typename G>
+/* M is float, or short for remainders; A and S are the types of exp_avg and exp_avg_sq. */
+template <typename M, typename G, typename A, typename S>
 struct Streams {
-  float *master;
+  M *master;
   const G *grad;
-  float *exp_avg, *exp_avg_sq;
+  A *exp_avg;
+  S *exp_avg_sq;
 };
 
-/* Elements [first, first + count). put(i, value) takes the masters, with i counted from `first`. */
-template <typename G, typename Put>
-LLMCTL_FN void update(const Streams<G> &streams, const Constants &c, int64_t first, int64_t count, Put put) {
-  float *const master = streams.master + first, *const exp_avg = streams.exp_avg + first;
-  float *const exp_avg_sq = streams.exp_avg_sq + first;
+/* Moments as float: the memory itself, or `room` with the values of 16-bit moments. */
+LLMCTL_FN float *opened(float *moments, float *, int64_t) { return moments; }
+LLMCTL_FN float *opened(const llmctl::bfloat16 *moments, float *room, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) room[i] = moments[i];
+  return room;
+}
+
+LLMCTL_FN void closed(float *, const float *, int64_t) {}
+LLMCTL_FN void closed(llmctl::bfloat16 *moments, const float *room, int64_t count) {
+  llmctl::round_all(moments, room, count);
+}
+
+/* Elements [first, first + count), at most kTogether, with the masters `master`. put(i, value) takes the new masters,
+ * with i counted from `first`. */
+template <typename M, typename G, typename A, typename S, typename Put>
+LLMCTL_FN void update(const Streams<M, G, A, S> &streams, const Constants &c, float *master, int64_t first,
+                      int64_t count, Put put) {
+  alignas(kCacheLine) float averages[kTogether], squares[kTogether];
+  float *const exp_avg = opened(streams.exp_avg + first, averages, count);
+  float *const exp_avg_sq = opened(streams.exp_avg_sq + first, squares, count);
   const G *const grad = streams.grad + first;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -63,6 +82,8 @@ LLMCTL_FN void update(const Streams<G> &streams, const Constants &c, int64_t fir
     master[i] = updated;
     put(i, updated);
   }
+  closed(streams.exp_avg + first, exp_avg, count);
+  closed(streams.exp_avg_sq + first, exp_avg_sq, count);
 }
 
 template <typename T>
@@ -72,8 +93,8 @@ LLMCTL_FN void fetch(const T *together) {
 
 /* Calls step(i, count) for kTogether elements from each `i` on while there are as many before `stop`, then for the
  * rest. */
-template <typename G, typename Step>
-LLMCTL_FN void for_all(const Streams<G> &streams, int64_t i, int64_t stop, Step step) {
+template <typename M, typename G, typename A, typename S, typename Step>
+LLMCTL_FN void for_all(const Streams<M, G, A, S> &streams, int64_t i, int64_t stop, Step step) {
   const int64_t ahead = elements_ahead();
   for (; i + kTogether <= stop; i += kTogether) {
     fetch(streams.grad + i + ahead);
@@ -85,25 +106,45 @@ LLMCTL_FN void for_all(const Streams<G> &streams, int64_t i, int64_t stop, Step 
   if (i < stop) step(i, stop - i);
 }
 
-template <typename G>
-void step(const Streams<G> &streams, const Constants &c, int64_t first, int64_t stop) {
+template <typename G, typename A, typename S>
+void step(const Streams<float, G, A, S> &streams, const Constants &c, int64_t first, int64_t stop) {
   for_all(streams, first, stop, [&](int64_t start, int64_t count) {
-    update(streams, c, start, count, [](int64_t, float) {});
+    update(streams, c, streams.master + start, start, count, [](int64_t, float) {});
+  });
+}
+
+/* Masters as `weight` and remainders. */
+template <typename G, typename A, typename S>
+void step(const Streams<short, G, A, S> &streams, const Constants &c, unsigned short *weight, int64_t first,
+          int64_t stop) {
+  for_all(streams, first, stop, [&](int64_t start, int64_t count) {
+    alignas(kCacheLine) float masters[kTogether];
+    unsigned short *const upper = weight + start;
+    short *const remainder = streams.master + start;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) masters[i] = llmctl::master_of(upper[i], remainder[i]);
+    update(streams, c, masters, start, count, [](int64_t, float) {});
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const unsigned bits = llmctl::stored_bits(masters[i]);
+      upper[i] = llmctl::weight_of(bits);
+      remainder[i] = llmctl::remainder_of(bits);
+    }
   });
 }
 
 /* With kPastCaches a line of memory begins at copy + first. */
-template <bool kPastCaches, typename G, typename C>
-void step_and_copy(const Streams<G> &streams, const Constants &c, C *copy, int64_t first, int64_t stop) {
+template <bool kPastCaches, typename G, typename A, typename S, typename C>
+void step_and_copy(const Streams<float, G, A, S> &streams, const Constants &c, C *copy, int64_t first, int64_t stop) {
   const bool by_instruction = llmctl::rounds_by_instruction<C>();
   for_all(streams, first, stop, [&](int64_t start, int64_t count) {
     alignas(kCacheLine) float masters[kTogether];
     const auto keep = [&](int64_t i, float value) { masters[i] = value; };
     if (count < kTogether) {
-      update(streams, c, start, count, keep);
+      update(streams, c, streams.master + start, start, count, keep);
       return llmctl::round_all(copy + start, masters, count);
     }
-    update(streams, c, start, kTogether, keep);
+    update(streams, c, streams.master + start, start, kTogether, keep);
     for (int64_t i = 0; i < kTogether; i += llmctl::kPerLine<C>) {
       llmctl::store_whole_line<kPastCaches>(copy + start + i, masters + i, by_instruction);
     }
@@ -111,8 +152,9 @@ void step_and_copy(const Streams<G> &streams, const Constants &c, C *copy, int64
 }
 
 /* The same, with copies stored past the caches. */
-template <typename G, typename C>
-void step_and_copy_past_caches(const Streams<G> &streams, const Constants &c, C *copy, int64_t first, int64_t stop) {
+template <typename G, typename A, typename S, typename C>
+void step_and_copy_past_caches(const Streams<float, G, A, S> &streams, const Constants &c, C *copy, int64_t first,
+                               int64_t stop) {
   const auto address = reinterpret_cast<uintptr_t>(copy + first);
   const auto before_line = static_cast<int64_t>(-address % kCacheLine / sizeof(C));
   const int64_t aligned = std::min(first + before_line, stop);
@@ -131,18 +173,43 @@ void with_low_dtype(int dtype, Body body) {
   }
 }
 
+/* Calls body(T{}) for the types that moments can have. */
+template <typename Body>
+void with_moment_dtype(int dtype, Body body) {
+  if (dtype == LLMCTL_BFLOAT16) return body(llmctl::bfloat16{});
+  body(float{});
+}
+
+/* Calls body(streams) with the streams of one tensor, whose masters are M. */
+template <typename M, typename Body>
+void with_streams(const llmctl_adamw_dtypes &dtypes, const llmctl_adamw_tensor &t, Body body) {
+  with_low_dtype(dtypes.grad, [&](auto of_grad) {
+    with_moment_dtype(dtypes.exp_avg, [&](auto of_average) {
+      with_moment_dtype(dtypes.exp_avg_sq, [&](auto of_square) {
+        using G = decltype(of_grad);
+        using A = decltype(of_average);
+        using S = decltype(of_square);
+        body(Streams<M, G, A, S>{static_cast<M *>(t.master), static_cast<const G *>(t.grad),
+                                 static_cast<A *>(t.exp_avg), static_cast<S *>(t.exp_avg_sq)});
+      });
+    });
+  });
+}
+
 }  // namespace
 
 LLMCTL_CPU_KERNEL(llmctl_cpu_adamw,
-                  (int grad_dtype, int copy_dtype, const llmctl_adamw_tensor *tensor, const llmctl_adamw *constants,
+                  (const llmctl_adamw_dtypes *dtypes, const llmctl_adamw_tensor *tensor, const llmctl_adamw *constants,
                    int64_t first, int64_t stop, int past_caches),
-                  (grad_dtype, copy_dtype, tensor, constants, first, stop, past_caches)) {
+                  (dtypes, tensor, constants, first, stop, past_caches)) {
   const Constants c = rounded(*constants);
   const auto t = *tensor;
-  with_low_dtype(grad_dtype, [=](auto of_grad) {
-    using G = decltype(of_grad);
-    const Streams<G> streams{static_cast<float *>(t.master), static_cast<const G *>(t.grad),
-                             static_cast<float *>(t.exp_avg), static_cast<float *>(t.exp_avg_sq)};
+  const int copy_dtype = dtypes->copy;
+  if (dtypes->has_remainders != 0) {
+    auto *weight = static_cast<unsigned short *>(t.copy);
+    return with_streams<short>(*dtypes, t, [=](auto streams) { step(streams, c, weight, first, stop); });
+  }
+  with_streams<float>(*dtypes, t, [=](auto streams) {
     if (t.copy == nullptr) return step(streams, c, first, stop);
     with_low_dtype(copy_dtype, [=](auto of_copy) {
       auto *copy = static_cast<decltype(of_copy) *>(t.copy);

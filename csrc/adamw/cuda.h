@@ -24,6 +24,9 @@ struct AdamWTensor {
 struct AdamW {
   AdamWTensor tensors[kAdamWTensors];
   int count, copy_dtype;
+  bool has_low_average, has_low_square; /* exp_avg, exp_avg_sq are bfloat16 */
+  bool has_remainders;                  /* master has the remainders of copy, which is bfloat16 */
+  const double *divisor;                /* null, or replaces over_divisor; not finite: nothing changes */
   float kept, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, over_root_correction2, epsilon, over_divisor;
 };
 

@@ -14,9 +14,12 @@ using llmctl::KernelTypes;
 
 const Kernel adamw("adamw", KernelTypes::kNoDouble);
 
-AdamW with_constants(const llmctl_adamw &c, int copy_dtype) {
+AdamW with_constants(const llmctl_adamw &c, const llmctl_adamw_dtypes &dtypes) {
   AdamW arguments{};
-  arguments.copy_dtype = copy_dtype;
+  arguments.copy_dtype = dtypes.copy;
+  arguments.has_low_average = dtypes.exp_avg == LLMCTL_BFLOAT16;
+  arguments.has_low_square = dtypes.exp_avg_sq == LLMCTL_BFLOAT16;
+  arguments.has_remainders = dtypes.has_remainders != 0;
   arguments.kept = static_cast<float>(1.0 - c.learning_rate * c.weight_decay);
   arguments.beta1 = static_cast<float>(c.beta1);
   arguments.one_minus_beta1 = static_cast<float>(1.0 - c.beta1);
@@ -33,9 +36,10 @@ int64_t blocks_of(int64_t numel) { return (numel + llmctl::kAdamWChunk - 1) / ll
 
 }  // namespace
 
-extern "C" int llmctl_cuda_adamw(int grad_dtype, int copy_dtype, const llmctl_adamw_tensor *tensors, int64_t count,
-                                 const llmctl_adamw *constants, void *stream) {
-  AdamW arguments = with_constants(*constants, copy_dtype);
+extern "C" int llmctl_cuda_adamw(const llmctl_adamw_dtypes *dtypes, const llmctl_adamw_tensor *tensors, int64_t count,
+                                 const llmctl_adamw *constants, const double *divisor, void *stream) {
+  AdamW arguments = with_constants(*constants, *dtypes);
+  arguments.divisor = divisor;
   int64_t blocks = 0;
   for (int64_t number = 0; number < count; ++number) {
     const llmctl_adamw_tensor &t = tensors[number];
@@ -48,7 +52,7 @@ extern "C" int llmctl_cuda_adamw(int grad_dtype, int copy_dtype, const llmctl_ad
     }
     const bool is_last = number + 1 == count;
     if (blocks == 0 || (!is_last && arguments.count < llmctl::kAdamWTensors)) continue;
-    const int error = llmctl::launch(adamw, grad_dtype, {blocks, llmctl::kAdamWThreads, 1}, &arguments, stream);
+    const int error = llmctl::launch(adamw, dtypes->grad, {blocks, llmctl::kAdamWThreads, 1}, &arguments, stream);
     if (error != 0) return error;
     arguments.count = 0;
     blocks = 0;

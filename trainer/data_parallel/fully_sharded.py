@@ -53,6 +53,8 @@ class FullyShardedStore:
         mesh: ParallelMesh,
         groups: ProcessGroups,
         parallel: ParallelConfig,
+        *,
+        device: torch.device,
     ) -> None:
         """Remember the parameters; ``connect`` shards them.
 
@@ -62,11 +64,13 @@ class FullyShardedStore:
             mesh: this rank's place.
             groups: groups of the axes to sum over; None for an axis of size 1.
             parallel: the ZeRO stage.
+            device: of the shards.
         """
         self._parameters = parameters
         self._layouts = layouts
         self._mesh = mesh
         self._groups = groups
+        self._device = device
         self._keeps_weights = parallel.zero_stage == 2
         self._timeout = timedelta(minutes=parallel.distributed_timeout_minutes)
         self._chunks: list[FSDPModule] = []
@@ -77,22 +81,24 @@ class FullyShardedStore:
     def connect(self, chunks: Sequence[nn.Module]) -> None:
         """Shard the parameters of ``chunks``; once, before any forward.
 
+        Parameters on torch's meta device get memory for this rank's shards only, filled with zeros.
+
         Collective: all ranks of the job.
         """
         places = self._places(chunks)
-        first = next(iter(self._parameters.values()))
+        dtype = next(iter(self._parameters.values())).dtype
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-        if first.dtype != torch.float32:
-            policy = MixedPrecisionPolicy(
-                param_dtype=first.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
-            )
+        if dtype != torch.float32:
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for name, parameter in self._parameters.items():
             parameter.data = _as_rows(parameter.detach(), self._layouts[name]).float()
         groups = (self._groups.copies(False), self._groups.copies(True) or self._group_of_one())
-        sharding = _Sharding(self._layouts, groups, first.device, policy, reshards=not self._keeps_weights)
+        sharding = _Sharding(self._layouts, groups, self._device, policy, reshards=not self._keeps_weights)
         for chunk in chunks:
             names = {id(parameter): name for name, parameter in self._parameters.items()}
             self._chunks.append(sharding.shard_chunk(chunk, names, is_last_used=self._mesh.pp == 1))
+            # As Module.to_empty does, so that the units take the new tensors over; but buffers keep their values.
+            chunk._apply(self._with_memory)  # type: ignore[no-untyped-call]
         for name, (module, attribute) in places.items():
             self._parameters[name] = getattr(module, attribute)
             self._add_shard(name, self._parameters[name])
@@ -101,6 +107,12 @@ class FullyShardedStore:
             # A plain sum: neither an average nor a scaled sum, which gloo does not support.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+
+    def _with_memory(self, tensor: Tensor) -> Tensor:
+        """A shard on the meta device in memory, as zeros; other tensors as they are."""
+        if not isinstance(tensor, DTensor) or not tensor._local_tensor.is_meta:
+            return tensor
+        return _like(tensor, torch.zeros_like(tensor._local_tensor, device=self._device))
 
     def _group_of_one(self) -> dist.ProcessGroup | None:
         """This rank's own group, for experts that no other rank holds.
@@ -134,14 +146,7 @@ class FullyShardedStore:
         weight = parameter._local_tensor
         gradient = torch.zeros_like(weight)
         # Backward adds to an existing gradient, so that this buffer is filled in place.
-        parameter.grad = DTensor.from_local(
-            gradient,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        parameter.grad = _like(parameter, gradient)
         self._gradients.append(gradient)
         if weight.numel():
             is_expert = self._layouts[name].is_expert
@@ -175,6 +180,14 @@ class FullyShardedStore:
 
     def wait_for_weights(self) -> None:
         """See GradientStore. Returns at once: the parameters are the shards."""
+
+
+def _like(other: DTensor, local: Tensor) -> DTensor:
+    """A DTensor with the shape and the division of ``other``."""
+    made: DTensor = DTensor.from_local(
+        local, other.device_mesh, other.placements, run_check=False, shape=other.shape, stride=other.stride()
+    )
+    return made
 
 
 class _Sharding:

@@ -1,4 +1,4 @@
-"""Main gradients of one rank: float32 buffers, reduced bucket by bucket.
+"""Main gradients of one rank: float32 or bfloat16 buffers, reduced bucket by bucket.
 
 Backward fills the contiguous buffers.
 
@@ -47,6 +47,7 @@ class GradientBuckets:
         mesh: ParallelMesh,
         groups: ProcessGroups,
         parallel: ParallelConfig,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate the buffer.
 
@@ -56,6 +57,7 @@ class GradientBuckets:
             mesh: this rank's place.
             groups: groups of the axes to sum over; None for an axis of size 1.
             parallel: bucket size and overlap.
+            dtype: of the gradients, in which they are also summed over the ranks.
         """
         self._parameters = dict(parameters)
         self._layouts = dict(layouts)
@@ -70,7 +72,7 @@ class GradientBuckets:
         # Without overlap all gradients are sent at once, and one message is fastest.
         plan = plan_buckets(self._parameters, self._layouts, mesh, size)
         device = next(iter(self._parameters.values())).device if self._parameters else None
-        self.buffer = torch.zeros(max((b.stop for b in plan), default=0), dtype=torch.float32, device=device)
+        self.buffer = torch.zeros(max((b.stop for b in plan), default=0), dtype=dtype, device=device)
         """Gradients with alignment gaps between them; the gaps stay zero."""
         self._buckets = [Bucket(planned, self.buffer, groups.copies(planned.is_expert)) for planned in plan]
         self._gradients = {
@@ -93,7 +95,7 @@ class GradientBuckets:
         connect_gradients(chunks, self._parameters, self._gradients, by_autograd=self._by_autograd)
 
     def main_grad(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, shaped like this rank's part of it.
+        """The gradient of a parameter, shaped like this rank's part of it.
 
         Final after ``finish`` if the store is not sharded.
         """

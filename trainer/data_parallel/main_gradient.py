@@ -1,4 +1,4 @@
-"""Float32 main gradients, and the hooks by which modules accumulate into them.
+"""Main gradients, and the hooks by which modules accumulate into them.
 
 Legend: N tokens, E experts of this rank.
 """
@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trainer.model.moe.grouped_products import Offsets, grouped_outer
 from trainer.model.tensor_parallel.embedding import add_to_rows
 
 
@@ -27,7 +28,7 @@ class MainGradient:
         """Start without contributions.
 
         Args:
-            main: float32, shaped like the parameter; any contents.
+            main: float32 or bfloat16, shaped like the parameter; any contents.
             on_filled: called after the last contribution of an iteration.
         """
         self.main = main
@@ -49,20 +50,31 @@ class MainGradient:
 
     def add_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
         """See linear.WeightGradientAccumulator. ``inputs`` are cast to the dtype of ``grad_output``."""
-        rows = inputs.to(grad_output.dtype)
-        self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, rows)
+        self.add_part_of_outer(grad_output, inputs)
         self._count()
 
-    def add_grouped_outer(self, grad_output: Tensor, inputs: Tensor, offsets: Sequence[int]) -> None:
+    def add_part_of_outer(self, grad_output: Tensor, inputs: Tensor) -> None:
+        """See linear.WeightGradientAccumulator."""
+        rows = inputs.to(grad_output.dtype)
+        self._add_product(self.main.view(grad_output.shape[1], inputs.shape[1]), grad_output, rows)
+        self._is_empty = False
+
+    def add_grouped_outer(self, grad_output: Tensor, inputs: Tensor, offsets: Offsets) -> None:
         """Add ``grad_output_e^T @ inputs_e`` to the slice of every expert e of a weight [E, ..., in].
 
-        One contribution, even if no expert has tokens. A slice without tokens does not change.
+        One contribution, even if no expert has tokens. A slice without tokens does not change. With offsets on the
+        device all products are one launch, rounded to the dtype of the factors before they are added.
 
         Args:
             grad_output: [N, out], the tokens sorted by expert; ``out`` spans all dims between the first and the last.
             inputs: [N, in], in the same order.
             offsets: E + 1 ascending numbers; expert e has the rows from offsets[e] to offsets[e + 1].
         """
+        if isinstance(offsets, Tensor):
+            products = grouped_outer(grad_output, inputs, offsets)
+            self._add(self.main.view(products.shape), products)
+            self._count()
+            return
         experts = self.main.view(len(offsets) - 1, grad_output.shape[1], inputs.shape[1])
         for expert, low, high in zip(experts, offsets, offsets[1:], strict=False):
             if low < high:

@@ -39,7 +39,7 @@ class ParameterShard(StoredShard):
 
     Attributes:
         weight: 1-D, receives the new values; in the model's dtype, or float32 if the store itself keeps masters.
-        gradient: float32, 1-D, of equal length; final after ``finish``, until the next ``begin``.
+        gradient: float32 or bfloat16, 1-D, of equal length; final after ``finish``, until the next ``begin``.
     """
 
     gradient: Tensor

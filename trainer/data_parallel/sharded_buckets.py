@@ -45,12 +45,13 @@ class ShardedBuckets(GradientBuckets):
         mesh: ParallelMesh,
         groups: ProcessGroups,
         parallel: ParallelConfig,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate the buffers and move the parameters there. See GradientBuckets."""
         self._overlap_param_gather = parallel.overlap_param_gather
         # By the bucket's start in the gradient buffer, in order of use in forward.
         self._weights: dict[int, _BucketWeights] = {}
-        super().__init__(parameters, layouts, mesh, groups, parallel)
+        super().__init__(parameters, layouts, mesh, groups, parallel, dtype)
 
     def _cut_shards(self) -> list[ParameterShard]:
         parameter_shards: dict[str, ParameterShard] = {}

@@ -68,7 +68,7 @@ def _reduce(
     operation: dist.ReduceOp.RedOpType,
     group: dist.ProcessGroup | None,
 ) -> list[float]:
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    tensor = torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
     if dist.get_world_size() > 1:
         dist.all_reduce(tensor, op=operation, group=group)
     return [float(value) for value in tensor.tolist()]

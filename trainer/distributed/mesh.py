@@ -8,10 +8,10 @@ experts. The mesh is arithmetic only; ``build_process_groups`` communicates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from typing_extensions import Self
@@ -259,7 +259,32 @@ class ProcessGroups:
         return self.expert_dp if is_expert else self.dp_cp
 
 
-def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroups:
+# Group -> its name in parallel.high_priority_stream_groups; messages of the tied table have none.
+_NAMES = {
+    **{axis: axis for axis in ("tp", "cp", "ep", "pp")},
+    "kv": "tp",
+    "pp_up": "pp",
+    "dp_cp": "dp",
+    "expert_dp": "dp",
+}
+
+
+def has_high_priority(group: str, backend: str, chosen: Collection[str]) -> bool:
+    """True if the kernels of a group's messages go before waiting kernels of other streams.
+
+    A GPU starts blocks of the streams with the highest priority first: messages that overlap with computation do not
+    wait until a matrix product has given all its blocks away. Of no effect for collectives without ``async_op``, which
+    torch runs on the stream of the computation (pytorch/pytorch#150398).
+
+    Args:
+        group: name of a field of ProcessGroups.
+        backend: of the job; only NCCL has streams.
+        chosen: parallel.high_priority_stream_groups.
+    """
+    return backend == "nccl" and _NAMES.get(group) in chosen
+
+
+def build_process_groups(mesh: ParallelMesh, timeout: timedelta, high_priority: Collection[str] = ()) -> ProcessGroups:
     """Create the process groups of every axis.
 
     Collective: all ranks of the default group, with the same sizes and in the same order of calls. Ranks outside the
@@ -268,13 +293,15 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroup
     Args:
         mesh: the axis sizes.
         timeout: timeout of the collectives of these groups.
+        high_priority: parallel.high_priority_stream_groups.
     """
     this_rank = dist.get_rank()
     has_tags = is_gloo(None)
     mine: dict[str, dist.ProcessGroup] = {}
     for axis, members in _axis_groups(mesh, has_tags):
         # Every rank creates every group: new_group is collective over the default group, members or not.
-        group = dist.new_group(list(members), timeout=timeout, group_desc=axis)
+        options = _options(has_high_priority(axis, str(dist.get_backend()), high_priority), timeout)
+        group = dist.new_group(list(members), timeout=timeout, pg_options=options, group_desc=axis)
         if this_rank in members:
             mine[axis] = group
     if has_tags and "pp" in mine:
@@ -282,6 +309,16 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta) -> ProcessGroup
     if mesh.ep == 1 and "dp_cp" in mine:
         mine["expert_dp"] = mine["dp_cp"]
     return ProcessGroups(**mine)
+
+
+def _options(is_high_priority: bool, timeout: timedelta) -> Any:
+    """Options of one group, which torch completes: no other group may use them."""
+    if not is_high_priority:
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    # torch warns of options with another timeout than the group's.
+    options._timeout = timeout
+    return options
 
 
 def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tuple[int, ...]]]:

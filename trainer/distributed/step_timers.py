@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from trainer.distributed.collectives import all_gather_single
 
@@ -51,13 +52,18 @@ LEVELS: dict[Part, int] = {
 
 
 class StepTimers:
-    """One rank's timers, which add up the iterations since the last ``begin_interval``."""
+    """One rank's timers, which add up the iterations since the last ``begin_interval``.
+
+    Attributes:
+        marks_parts: parts are marked in the trace of torch's profiler, which records at present.
+    """
 
     def __init__(self, config: LoggingConfig, device: torch.device) -> None:
         """Set the level, and whether parts of level 1 begin with a barrier, by ``config``."""
         self._option = config.timing_log_option
         self._has_barrier = config.barrier_with_level_1_timing
         self._device = device
+        self.marks_parts = False
         self._seconds = {part: 0.0 for part, level in LEVELS.items() if level <= config.timing_log_level}
 
     def measure(self, part: Part) -> AbstractContextManager[None]:
@@ -65,7 +71,14 @@ class StepTimers:
 
         Collective for a timed part of level 1 with a barrier: all ranks of the job.
         """
+        if self.marks_parts:
+            return self._mark(part)
         return self._measure(part) if part in self._seconds else nullcontext()
+
+    @contextmanager
+    def _mark(self, part: Part) -> Iterator[None]:
+        with record_function(part), self._measure(part) if part in self._seconds else nullcontext():
+            yield
 
     @contextmanager
     def _measure(self, part: Part) -> Iterator[None]:

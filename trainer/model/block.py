@@ -92,7 +92,7 @@ class Block(nn.Module):
         if model.is_moe_layer(layer):
             self.moe = MoE(model, builder.under("moe"), axes, recompute_activation="moe_act" in recomputed)
         else:
-            self.mlp = MLP(model, builder.under("mlp"), axes.tp)
+            self.mlp = MLP(model, builder.under("mlp"), axes.tp, recompute_activation="mlp_act" in recomputed)
         self.mlp_output_norm = norm("mlp_output_norm", on_results)
 
     def forward(self, stream: Residual, forward_pass: ForwardPass, needs_values: bool = True) -> Residual:

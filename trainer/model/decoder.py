@@ -90,7 +90,9 @@ class GPTStage(Stage):
                 self.final_norm = Norm.of(model, builder.under("final_norm"))
             table = _vocab_table(model, "embedding.word" if is_tied else "head", vocab_size, builder)
             parts = (model, table, vocab_size, builder.under("head"), axes.tp)
-            self.head = BertHead(*parts) if model.architecture == "bert" else GPTHead(*parts, token_loss)
+            chunk = config.training.chunk_of_loss
+            is_bert = model.architecture == "bert"
+            self.head = BertHead(*parts, chunk) if is_bert else GPTHead(*parts, token_loss, chunk)
             if model.mtp_num_layers:
                 tables = (_vocab_table(model, "embedding.word", vocab_size, builder), table)
                 self.prediction_layers = nn.ModuleList(prediction_layers(config, builder, axes, plan.modules))

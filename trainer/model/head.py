@@ -17,6 +17,7 @@ from trainer.config.sections.model import ModelConfig
 from trainer.model.embedding import build_projection
 from trainer.model.norm import Norm
 from trainer.model.sharding import ParameterBuilder
+from trainer.model.tensor_parallel.chunked_loss import chunked_losses
 from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.cross_entropy import gather_vocabulary, vocab_parallel_cross_entropy
 from trainer.model.tensor_parallel.linear import ColumnParallelLinear
@@ -42,6 +43,7 @@ class GPTHead(nn.Module):
         builder: ParameterBuilder,
         tp: TensorParallel,
         token_loss: TokenLoss | None = None,
+        chunk_size: int | None = None,
     ):
         """Build the head around ``table`` [V/t, E].
 
@@ -52,9 +54,10 @@ class GPTHead(nn.Module):
             builder: makes the bias and the projection.
             tp: the tp axis.
             token_loss: the user's loss; None: cross entropy.
+            chunk_size: tokens whose logits the loss holds at once; None: all of a micro-batch.
         """
         super().__init__()
-        self._token_loss = token_loss
+        self._token_loss, self._chunk_size = token_loss, chunk_size
         self._tp = tp
         self._kernels = builder.kernels
         self._vocab_size = vocab_size
@@ -94,22 +97,26 @@ class GPTHead(nn.Module):
             hidden = self.project(hidden)  # [S(/t), B, E]
         if self._scaling != 1.0:
             hidden = hidden / self._scaling  # smaller than the logits, which are linear in it
-        logits: torch.Tensor = self.output(hidden)  # [S, B, V/t]
         if micro_batch is None:
+            logits: torch.Tensor = self.output(hidden)  # [S, B, V/t]
             return self._capped(logits)
         labels, mask = micro_batch.labels.t(), micro_batch.loss_mask
-        if self._token_loss is None:
-            losses = vocab_parallel_cross_entropy(
-                logits, labels, self._vocab_size, self._tp, self._kernels, self._terms
-            )
+        if self._chunk_size is None:
+            losses = self._losses(self.output(hidden), labels)
         else:
-            losses = self._own_losses(self._token_loss, logits, labels)
+            losses = chunked_losses(self.output, hidden, labels, self._losses, self._chunk_size, self._tp)
         return (losses if mask is None else losses * mask.t()).sum()
 
+    def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Losses [S, B] or [N], float32, from this rank's logits with another dim V/t. Collective: all tp ranks."""
+        if self._token_loss is not None:
+            return self._own_losses(self._token_loss, logits, labels)
+        return vocab_parallel_cross_entropy(logits, labels, self._vocab_size, self._tp, self._kernels, self._terms)
+
     def _own_losses(self, token_loss: TokenLoss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The user's losses [S, B], float32, from this rank's logits."""
-        whole = gather_vocabulary(self._capped(logits), self._vocab_size, self._tp)  # [S, B, V]
-        return token_loss(whole.flatten(0, 1), labels.flatten()).float().view(labels.shape)
+        """The user's losses [S, B] or [N], float32, from this rank's logits."""
+        whole = gather_vocabulary(self._capped(logits), self._vocab_size, self._tp)  # [..., V]
+        return token_loss(whole.flatten(0, -2), labels.flatten()).float().view(labels.shape)
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self._terms.softcap
@@ -125,10 +132,16 @@ class BertHead(GPTHead):
     """
 
     def __init__(
-        self, model: ModelConfig, table: nn.Parameter, vocab_size: int, builder: ParameterBuilder, tp: TensorParallel
+        self,
+        model: ModelConfig,
+        table: nn.Parameter,
+        vocab_size: int,
+        builder: ParameterBuilder,
+        tp: TensorParallel,
+        chunk_size: int | None = None,
     ):
         """See GPTHead."""
-        super().__init__(model, table, vocab_size, builder, tp)
+        super().__init__(model, table, vocab_size, builder, tp, chunk_size=chunk_size)
         hidden, std = model.hidden_size, model.init_method_std
         self.transform = _whole_linear(builder.under("transform"), (hidden, hidden), std)
         self._activation: Activation = model.activation

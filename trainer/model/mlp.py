@@ -7,11 +7,14 @@ The activations are those of trainer.ops.activation. gelu_tanh is also what Mega
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 
 from trainer.config.sections.model import ModelConfig
+from trainer.model.recompute import forget
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -62,13 +65,22 @@ class FeedForwardActivation:
 class MLP(nn.Module):
     """[S(/t), B, H] -> [S(/t), B, H] through F/t inner channels per tp rank."""
 
-    def __init__(self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, ffn_size: int | None = None):
-        """Build the layer, ``ffn_size`` channels wide.
+    def __init__(
+        self,
+        model: ModelConfig,
+        builder: ParameterBuilder,
+        tp: TensorParallel,
+        ffn_size: int | None = None,
+        *,
+        recompute_activation: bool = False,
+    ):
+        """Build the layer, ``ffn_size`` channels wide; with ``recompute_activation`` backward recomputes fc2's input.
 
         None takes the width of the model's dense layers.
         """
         super().__init__()
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
+        self._recompute_activation = recompute_activation
         hidden, ffn = model.hidden_size, ffn_size or model.ffn_size
         inner = (2, ffn) if model.is_gated else (ffn,)  # gate, then up
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")
@@ -106,5 +118,9 @@ class MLP(nn.Module):
         if bias is not None and not self._activation.adds_bias(tokens * bias.numel()):
             bias = None
         inner = self.fc1(hidden, inside_tp_region, adds_bias=bias is None)  # [S, B, F/t], twice that if gated
-        activated = self._activation(inner, None if bias is None else bias.flatten())
-        return self.fc2(activated, needs_values, inside_tp_region, adds_bias=adds_bias)  # type: ignore[no-any-return]
+        flat = None if bias is None else bias.flatten()
+        activated = self._activation(inner, flat)
+        # The activation itself keeps its input, so that this costs no memory.
+        again = partial(self._activation, inner.detach(), None if flat is None else flat.detach())
+        with forget(activated, again) if self._recompute_activation else nullcontext():
+            return self.fc2(activated, needs_values, inside_tp_region, adds_bias=adds_bias)  # type: ignore[no-any-return]

@@ -106,7 +106,8 @@ class FurtherPredictions(nn.Module):
             for depth in range(depths)
         )
         self.heads = nn.ModuleList(
-            GPTHead(model, output, vocab_size, builder.under("head"), axes.tp) for _ in range(depths)
+            GPTHead(model, output, vocab_size, builder.under("head"), axes.tp, chunk_size=config.training.chunk_of_loss)
+            for _ in range(depths)
         )
         self._factor = model.mtp_loss_scaling_factor / depths
         totals = torch.zeros(depths, 2, dtype=torch.float64, device=builder.device)

@@ -118,7 +118,7 @@ class RecomputePlan:
     """Parts that one virtual stage recomputes.
 
     Attributes:
-        modules: recomputed parts of every layer, out of core_attn, mlp, layernorm, moe and moe_act.
+        modules: recomputed parts of every layer, out of core_attn, mlp, mlp_act, layernorm, moe and moe_act.
         groups: consecutive layers, counted within the stage; only the input of a group's first layer is kept.
     """
 

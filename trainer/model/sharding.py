@@ -2,51 +2,28 @@
 
 Optimizer, clipping, reductions, checkpoint, generation and tests all read ParameterLayout.
 ParameterBuilder makes a rank's parameters and records their layouts. A rank's shard of a parameter consists of shard
-boxes of its global tensor. The initial values of a parameter come from random streams named after the parameter. They
-are drawn for the whole tensor, or expert by expert, and then cut, so that every layout starts from the same numbers.
+boxes of its global tensor. The initial values of a parameter come from random streams named after the parameter: see
+trainer.model.initial_values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 from trainer.distributed.mesh import copies_of_groups
-from trainer.distributed.random_streams import seeded_generator
+from trainer.model.initial_values import RandomMatrix
+from trainer.model.shard_box import Box
 from trainer.ops.dispatch.registry import Kernels
 
 if TYPE_CHECKING:
     from trainer.distributed.mesh import ParallelMesh
-
-
-@dataclass(frozen=True)
-class Box:
-    """Shard box: a rectangular part of a global tensor that one rank holds.
-
-    A box is contiguous and row-major in the rank's flattened shard.
-
-    Attributes:
-        offset: first index in each dim of the global tensor.
-        shape: extent in each dim.
-        start: position of the box's first element in the rank's flattened shard.
-        is_owned: no rank with lower tp or pp rank also holds this box. Over the ranks of one replica every element
-            of the model is owned exactly once.
-    """
-
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    start: int
-    is_owned: bool
-
-    @property
-    def stop(self) -> int:
-        """Position after the box's last element in the rank's flattened shard."""
-        return self.start + math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -188,6 +165,10 @@ class ParameterLayout:
                 yield low, high
 
 
+Fill = Callable[[torch.Tensor, int], object]
+"""Writes initial values into a range, 1-D, of a rank's flattened shard that begins at a position."""
+
+
 @dataclass(frozen=True)
 class ParameterBuilder:
     """Makes the parameters of one rank and keeps parameters and layouts by global name."""
@@ -200,9 +181,13 @@ class ParameterBuilder:
     kernels: Kernels = Kernels()
     """Ops that the built layers use."""
     draws: bool = True
-    """Off: matrices are undefined instead of random, for weights that are loaded at once."""
+    """Off: matrices are zeros instead of random, for weights that are loaded at once."""
     init_method: Literal["normal", "xavier_uniform"] = "normal"
     """Distribution of matrices."""
+    fills: dict[str, Fill] | None = None
+    """Receives the writers of the initial values, for parameters that are filled later; None: at once."""
+    has_memory: bool = True
+    """Off: parameters are on torch's meta device, without memory, for a store that shards them before it allocates."""
     prefix: str = ""
     layouts: dict[str, ParameterLayout] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
@@ -251,23 +236,16 @@ class ParameterBuilder:
             valid_rows=valid_rows,
             packed_heads=packed_heads,
         )
-        if not self.draws:
-            return self._add(layout, self._undefined(layout))
-        generator = seeded_generator("cpu", "initial", self.seed, layout.name)
         # Only the vocabulary rows are drawn: the amount of padding of a layout must not change their values.
-        drawn = self._drawn((valid_rows or shape[0], *shape[1:]), std, generator, is_normal=is_normal)
-        return self._add(layout, layout.shard(drawn, self.mesh))
+        drawn = self._random((valid_rows or shape[0], *shape[1:]), std, layout.name, is_normal=is_normal)
+        return self._add(layout, partial(drawn.fill, boxes=layout.boxes(self.mesh), dtype=self.dtype))
 
-    def _drawn(
-        self, shape: tuple[int, ...], std: float, generator: torch.Generator, *, is_normal: bool = False
-    ) -> torch.Tensor:
-        drawn = torch.empty(shape)
-        if is_normal or self.init_method == "normal":
-            return drawn.normal_(0.0, std, generator=generator)
+    def _random(self, shape: tuple[int, ...], std: float, *address: int | str, is_normal: bool = False) -> RandomMatrix:
+        is_normal = is_normal or self.init_method == "normal"
         # Glorot and Bengio 2010, equation 16. The rows are those of the whole matrix: packed parts, such as gates and
         # ups, are one matrix, as in Megatron-LM; tp divides no bound.
-        bound = math.sqrt(6 / (math.prod(shape[:-1]) + shape[-1]))
-        return drawn.uniform_(-bound, bound, generator=generator)
+        spread = std if is_normal else math.sqrt(6 / (math.prod(shape[:-1]) + shape[-1]))
+        return RandomMatrix(("initial", self.seed, *address), shape, spread, is_normal)
 
     def experts(self, name: str, shape: tuple[int, ...], *, std: float, tp_dim: int | None = None) -> nn.Parameter:
         """The matrices of all experts of a layer, [experts, ...].
@@ -283,15 +261,19 @@ class ParameterBuilder:
             tp_dim: dim of ``shape`` divided over tp.
         """
         layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
-        if not self.draws:
-            return self._add(layout, self._undefined(layout))
         one = replace(layout, global_shape=shape[1:], tp_dim=None if tp_dim is None else tp_dim - 1, is_expert=False)
         count = shape[0] // self.mesh.ep
-        parts = []
-        for expert in range(self.mesh.ep_rank * count, (self.mesh.ep_rank + 1) * count):
-            generator = seeded_generator("cpu", "initial", self.seed, layout.name, expert)
-            parts.append(one.shard(self._drawn(shape[1:], std, generator), self.mesh))
-        return self._add(layout, torch.stack(parts))
+        first = self.mesh.ep_rank * count
+        drawn = [self._random(shape[1:], std, layout.name, expert) for expert in range(first, first + count)]
+
+        def fill(part: torch.Tensor, start: int) -> None:
+            size = math.prod(one.local_shape(self.mesh))
+            for expert, matrix in enumerate(drawn):
+                low, high = max(start, expert * size), min(start + part.numel(), (expert + 1) * size)
+                if low < high:
+                    matrix.fill(part[low - start : high - start], low - expert * size, one.boxes(self.mesh), self.dtype)
+
+        return self._add(layout, fill)
 
     def vector(
         self,
@@ -318,7 +300,7 @@ class ParameterBuilder:
             is_expert=is_expert,
             packed_heads=packed_heads,
         )
-        return self._add(layout, torch.full(layout.local_shape(self.mesh), value))
+        return self._add(layout, lambda part, _start: part.fill_(value))
 
     def buffer(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A float32 tensor of zeros that every rank holds whole; stored in checkpoints, unknown to the optimizer."""
@@ -331,12 +313,16 @@ class ParameterBuilder:
     def _is_partial(self, always: bool, on_sequence_shard: bool) -> bool:
         return self.mesh.tp > 1 and (always or (on_sequence_shard and self.sequence_parallel))
 
-    def _undefined(self, layout: ParameterLayout) -> torch.Tensor:
-        return torch.empty(layout.local_shape(self.mesh), dtype=self.dtype, device=self.device)
-
-    def _add(self, layout: ParameterLayout, local: torch.Tensor) -> nn.Parameter:
+    def _add(self, layout: ParameterLayout, fill: Fill) -> nn.Parameter:
         assert layout.name not in self.parameters, f"{layout.name} is built twice"
-        parameter = nn.Parameter(local.to(self.device, self.dtype))
+        device = self.device if self.has_memory else "meta"
+        # Padding stays zeros.
+        parameter = nn.Parameter(torch.zeros(layout.local_shape(self.mesh), dtype=self.dtype, device=device))
+        if self.draws or not layout.is_matrix:
+            if self.fills is None:
+                fill(parameter.detach().view(-1), 0)
+            else:
+                self.fills[layout.name] = fill
         self.layouts[layout.name] = layout
         self.parameters[layout.name] = parameter
         return parameter

@@ -23,7 +23,9 @@ def _reference_squares(tensors: Tensors) -> torch.Tensor:
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         chunks += torch.split(flat, _CPU_CHUNK) if flat.device.type == "cpu" else (flat,)
-    return torch.stack(torch._foreach_norm(chunks)).double().square().sum()
+    # Of 16-bit elements torch would round each norm to their dtype.
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return torch.stack(torch._foreach_norm(chunks, dtype=dtype)).double().square().sum()
 
 
 def _native_squares(tensors: Tensors) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainer.ops.tensor_lists import L2_NORM
 from trainer.optimizer.layer_sums import owned_parts
@@ -25,8 +26,8 @@ class GradientNorm:
         self._model = model
         self._device = next(iter(model.parameters.values())).device
 
-    def measure(self) -> float:
-        """The 2-norm; not finite if any element is not.
+    def measure(self) -> Tensor:
+        """The 2-norm, float64 [] on the device; not finite if any element is not. Does not wait for the device.
 
         Collective: all ranks of the job, with the same result.
         """
@@ -37,14 +38,13 @@ class GradientNorm:
             squares = self._model.kernels[L2_NORM](counted)
         if self._model.mesh.world_size > 1:
             dist.all_reduce(squares)
-        return float(squares.sqrt().item())
+        return squares.sqrt()
 
 
-def clip_divisor(norm: float, clip_grad: float) -> float:
-    """Divisor of all gradients that clips a norm above ``clip_grad``.
+def clip_divisor(norm: Tensor, clip_grad: float) -> Tensor:
+    """Divisor of all gradients that clips a norm above ``clip_grad``; NaN for a norm that is not finite.
 
     Smaller norms have divisor 1.
     """
-    if clip_grad <= 0.0:
-        return 1.0
-    return max(1.0, (norm + _NORM_EPSILON) / clip_grad)
+    divisor = ((norm + _NORM_EPSILON) / clip_grad).clamp(min=1.0) if clip_grad > 0.0 else torch.ones_like(norm)
+    return torch.where(norm.isfinite(), divisor, torch.nan)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainer.data_parallel.parameter_shards import is_first_copy
 from trainer.ops.tensor_lists import L2_NORM
+from trainer.optimizer.split_master import Master, Own, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.parallel_model import ParallelModel
 
 
-def owned_parts(model: ParallelModel, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def owned_parts(model: ParallelModel, tensors: Mapping[str, Own]) -> Iterator[tuple[str, Own]]:
     """Parts of the shards' 1-D ``tensors`` that this rank counts: exactly one rank counts each element.
 
     A tied table counts once; vocabulary padding never counts.
@@ -67,19 +68,19 @@ class LayerSums:
         """Zeros for a sum of each layer, float64 [layers, *shape]."""
         return torch.zeros((len(self.layers), *shape), dtype=torch.float64, device=self._device)
 
-    def squares(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def squares(self, tensors: Mapping[str, Master]) -> Tensor:
         """Sum of squares of each layer, float64 [layers], of 1-D tensors by the names of the shards.
 
-        Does not wait for the device, unless tensors are in CPU memory.
+        Split masters are joined a layer at a time. Does not wait for the device, unless tensors are in CPU memory.
         """
-        parts: dict[tuple[str, torch.device], list[Tensor]] = {}
+        parts: dict[tuple[str, torch.device], list[Master]] = {}
         for name, part in owned_parts(self._model, tensors):
             parts.setdefault((layer_of(name), part.device), []).append(part)
         sums = self.empty()
         kernels = self._model.kernels
         for (layer, device), own in parts.items():
             norm = (kernels if device == self._device else kernels.in_cpu_memory)[L2_NORM]
-            sums[self.places[layer]] += norm(own).to(self._device)
+            sums[self.places[layer]] += norm([joined(part) for part in own]).to(self._device)
         return sums
 
     def zeros(self) -> Tensor:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainer.ops.dispatch.registry import Kernels
 
 Moments = dict[str, dict[str, Tensor]]
-"""Kind -> name -> 1-D float32."""
+"""Kind -> name -> 1-D, of the kind's dtype."""
 
 _NONE: Mapping[str, Tensor] = MappingProxyType({})
 
@@ -56,7 +56,7 @@ class Masters:
 
         Args:
             config: the optimizer and its constants.
-            masters: float32, 1-D, on one device, by any name.
+            masters: float32, or int16 remainders of their copies, 1-D, on one device, by any name.
             moments: of each kind in ``OptimizerConfig.moments``, shaped like the masters.
             traits: by name.
             kernels: the kernel registry.
@@ -69,8 +69,12 @@ class Masters:
             self._step = _SGD(config, masters, moments, traits, copies)
 
     @torch.no_grad()
-    def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
-        """Update the masters from ``gradients / divisor``; the gradients are invalid afterwards."""
+    def step(self, lr: float, divisor: float | Tensor, gradients: Mapping[str, Tensor]) -> None:
+        """Update the masters from ``gradients / divisor``; the gradients are invalid afterwards.
+
+        The divisor may be a float64 number [] on the device, which changes nothing if it is not finite. The step is
+        counted even then; see ``set_steps``.
+        """
         self._step.step(lr, divisor, gradients)
 
     def set_weight_decay(self, weight_decay: float) -> None:
@@ -120,7 +124,7 @@ class _AdamW:
     def set_weight_decay(self, weight_decay: float) -> None:
         self._weight_decay = weight_decay
 
-    def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
+    def step(self, lr: float, divisor: float | Tensor, gradients: Mapping[str, Tensor]) -> None:
         config = self._config
         self.steps += 1
         for group in self._groups:
@@ -168,7 +172,7 @@ class _SGD:
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
             group["weight_decay"] = weight_decay if group["traits"].decays else 0.0
 
-    def step(self, lr: float, divisor: float, gradients: Mapping[str, Tensor]) -> None:
+    def step(self, lr: float, divisor: float | Tensor, gradients: Mapping[str, Tensor]) -> None:
         self.steps += 1
         if self._optimizer is None:
             return
@@ -176,8 +180,14 @@ class _SGD:
             group["lr"] = self.decoupled_lr if group["traits"].is_decoupled else lr
         for name, master in self._masters.items():
             master.grad = gradients[name]
-        self._divisor.fill_(divisor)
-        self._optimizer.grad_scale = None if divisor == 1.0 else self._divisor  # type: ignore[attr-defined]
+        scale: Tensor | None = None
+        skips: Tensor | None = None
+        if isinstance(divisor, Tensor):
+            scale, skips = divisor.float(), divisor.isfinite().logical_not().float()
+        elif divisor != 1.0:
+            scale = self._divisor.fill_(divisor)
+        self._optimizer.grad_scale = scale  # type: ignore[attr-defined]
+        self._optimizer.found_inf = skips  # type: ignore[attr-defined]
         self._optimizer.step()
         if self._copied[0]:
             torch._foreach_copy_(*self._copied)
@@ -190,4 +200,8 @@ def _kinds(masters: Mapping[str, Tensor], traits: Mapping[str, Traits]) -> list[
 
 def new_moments(config: OptimizerConfig, masters: Mapping[str, Tensor]) -> Moments:
     """Moments of all masters, filled with zeros."""
-    return {kind: {name: torch.zeros_like(master) for name, master in masters.items()} for kind in config.moments}
+    dtypes = {kind: torch.bfloat16 if config.moment_bytes(kind) == 2 else torch.float32 for kind in config.moments}
+    return {
+        kind: {name: torch.zeros_like(master, dtype=dtype) for name, master in masters.items()}
+        for kind, dtype in dtypes.items()
+    }

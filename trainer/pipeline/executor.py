@@ -64,7 +64,7 @@ def forward_backward(
     # The shift of multi-token prediction needs whole sequences.
     depths = model.prediction_depths if model.mesh.computes_loss else 0
     micro_batches = [model.axes.cp.shard_micro_batch(with_further_tokens(batch, depths)) for batch in micro_batches]
-    factors = loss_scale / torch.tensor(valid_tokens, dtype=torch.float64)
+    factors = _loss_factors(loss_scale, valid_tokens, _device(model))
     training = TrainingStep(model, micro_batches, factors, aux_loss_scale, randomness, timers)
     training.run(build_schedule(model.schedule, model.placement.pp, model.placement.chunks, len(micro_batches)))
     with measured(timers, "gradient_sync"):
@@ -117,7 +117,7 @@ class TrainingStep:
         self._timers = timers
         self._model = model
         self._micro_batches = micro_batches
-        self._loss_factors = loss_factors.to(_device(model), torch.float32)
+        self._loss_factors = loss_factors
         self._aux_loss_scale = aux_loss_scale
         self._randomness = randomness
         self._queues: list[WeightGradientQueue] = []
@@ -178,6 +178,16 @@ class TrainingStep:
         self._outputs.pop(turn).run(gradient)
         hidden = self._inputs.pop(turn)
         return hidden.grad if hidden is not None else None
+
+
+def _loss_factors(loss_scale: float, valid_tokens: int | Sequence[int], device: torch.device) -> Tensor:
+    """The gradient of each sum of losses, float32: a scalar, or [terms].
+
+    Filled on the device: a copy from the host's pageable memory would wait for all that the device has to do.
+    """
+    if isinstance(valid_tokens, int):
+        return torch.full((), loss_scale / valid_tokens, dtype=torch.float32, device=device)
+    return torch.stack([_loss_factors(loss_scale, tokens, device) for tokens in valid_tokens])
 
 
 @torch.no_grad()

@@ -229,21 +229,23 @@ class Experts(nn.Module):
         self.gradient_accumulator = None
 
 
-@pytest.mark.parametrize("shape", [(4, 6, 5), (4, 2, 3, 5)])
+@pytest.mark.parametrize("shape", [(4, 8, 16), (4, 2, 4, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_products_go_to_their_experts(shape, dtype):
+@pytest.mark.parametrize("on_device", [False, True])
+def test_grouped_products_go_to_their_experts(shape, dtype, on_device):
     model = Experts(*shape, dtype=dtype)
     buckets = build(model)
     generator = torch.Generator().manual_seed(3)
     # Experts 1 and 3 have no tokens in the first micro-batch; only expert 1 has any in the second.
     batches = [[0, 4, 4, 9, 9], [0, 0, 7, 7, 7]]
     for _ in range(2):  # in the second iteration everything that the first one left must be gone
-        expected = torch.zeros(4, 6, 5)
+        expected = torch.zeros(4, 8, 16)
         buckets.begin(len(batches))
         for offsets in batches:
-            grad = torch.randn(offsets[-1], 6, generator=generator).to(dtype)
-            inputs = torch.randn(offsets[-1], 5, generator=generator).to(dtype)
-            model.gradient_accumulator.add_grouped_outer(grad, inputs, offsets)
+            grad = torch.randn(offsets[-1], 8, generator=generator).to(dtype)
+            inputs = torch.randn(offsets[-1], 16, generator=generator).to(dtype)
+            given = torch.tensor(offsets, dtype=torch.int32) if on_device else offsets
+            model.gradient_accumulator.add_grouped_outer(grad, inputs, given)
             for expert in range(4):
                 rows = slice(offsets[expert], offsets[expert + 1])
                 expected[expert] += grad[rows].float().t() @ inputs[rows].float()
@@ -251,16 +253,17 @@ def test_grouped_products_go_to_their_experts(shape, dtype):
         tolerance = 1e-6 if dtype == torch.float32 else 2e-2
         found = buckets.main_grad("weight")
         assert found.shape == shape
-        torch.testing.assert_close(found.view(4, 6, 5), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(found.view(4, 8, 16), expected, rtol=tolerance, atol=tolerance)
         assert not found[3].any()
 
 
-def test_grouped_products_of_no_tokens_are_a_contribution():
+@pytest.mark.parametrize("offsets", [[0, 0, 0], torch.zeros(3, dtype=torch.int32)], ids=["host", "device"])
+def test_grouped_products_of_no_tokens_are_a_contribution(offsets):
     model = Experts(2, 3, 4)
     buckets = build(model)
     buckets.buffer.fill_(7.0)
     buckets.begin(1)
-    model.gradient_accumulator.add_grouped_outer(torch.zeros(0, 3), torch.zeros(0, 4), [0, 0, 0])
+    model.gradient_accumulator.add_grouped_outer(torch.zeros(0, 3), torch.zeros(0, 4), offsets)
     assert not buckets.main_grad("weight").any()
 
 

@@ -2,14 +2,16 @@
 
 import dataclasses
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from trainer.config.errors import ConfigError
-from trainer.distributed.mesh import ParallelMesh, build_process_groups
+from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups, has_high_priority
 from trainer.planning.build_config import build_config
+from trainer.planning.command_line import build_train_config, parse_command_line
 
 AXES = ("tp", "kv", "cp", "dp_cp", "ep", "expert_dp", "pp", "pp_up", "embedding")
 SIZES = [
@@ -119,6 +121,51 @@ def test_mesh_of_a_config():
         ParallelMesh.build(config(tp=2, pp=2), 0, 6)
     with pytest.raises(dataclasses.FrozenInstanceError):
         ParallelMesh(tp=1, pp=1, dp=1, rank=0).rank = 1
+
+
+def test_groups_with_streams_of_high_priority_are_read():
+    flags = ["--num-layers", "2", "--hidden-size", "24", "--num-attention-heads", "6", "--seq-length", "8"]
+    flags += ["--train-iters", "1", "--lr", "1e-3", "--mock-data", "--high-priority-stream-groups"]
+    found = build_train_config(parse_command_line([*flags, "ep", "tp"]))
+    assert found.parallel.high_priority_stream_groups == ["ep", "tp"]
+    with pytest.raises(ConfigError) as caught:
+        build_train_config(parse_command_line([*flags, "mp"]))
+    assert caught.value.key.startswith("parallel.high_priority_stream_groups")
+
+
+def test_messages_inside_a_layer_have_the_streams_of_high_priority():
+    chosen = config().parallel.high_priority_stream_groups
+    groups = [field.name for field in dataclasses.fields(ProcessGroups)]
+    assert {name for name in groups if has_high_priority(name, "nccl", chosen)} == {
+        *("tp", "kv", "cp", "ep", "pp", "pp_up")
+    }
+    assert {name for name in groups if has_high_priority(name, "nccl", ["dp"])} == {"dp_cp", "expert_dp"}
+    assert not any(has_high_priority(name, backend, chosen) for name in groups for backend in ("gloo", "fake"))
+    assert not any(has_high_priority(name, "nccl", []) for name in groups)
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("nccl", {"tp": True, "pp": True}), ("gloo", {})])
+def test_only_groups_of_nccl_have_options(monkeypatch, backend, expected):
+    """Each has its own, with the timeout of the group: torch completes them, and warns of another timeout."""
+
+    class Options:
+        def __init__(self, is_high_priority_stream):
+            self.is_high = is_high_priority_stream
+
+    made = []
+
+    def new_group(_, timeout, pg_options, group_desc):
+        if pg_options is not None:
+            assert pg_options._timeout == timeout
+            made.append((group_desc, pg_options))
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_backend", lambda *_: backend)
+    build_process_groups(ParallelMesh(tp=2, pp=2, dp=2, rank=0), timedelta(seconds=7), ["tp", "pp"])
+    assert {name: options.is_high for name, options in made if name != "pp_up"} == expected
+    assert len({id(options) for _, options in made}) == len(made)
 
 
 def members_and_sums(rank, _world_size, sizes):

@@ -32,6 +32,7 @@ FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompu
 FORMS = {
     "core_attn": SELECTIVE,
     "mlp": {**SELECTIVE, "recompute_modules": ["mlp"]},
+    "mlp_act": {**SELECTIVE, "recompute_modules": ["mlp_act"]},
     "layernorm": {**SELECTIVE, "recompute_modules": ["layernorm"]},
     "all-parts": {**SELECTIVE, "recompute_modules": ["core_attn", "mlp", "layernorm"]},
     "full": FULL,

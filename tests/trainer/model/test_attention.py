@@ -13,7 +13,7 @@ from tests.trainer.model import dense_attention as dense
 from trainer.config.sections.model import ModelConfig
 from trainer.data.samples.document_places import Documents
 from trainer.distributed.random_streams import MicroBatchRandomness, StepRandomness
-from trainer.model.attention.core_attention import AttentionCore, _has_grouped_kernel, attend
+from trainer.model.attention.core_attention import AttentionCore, attend
 from trainer.model.context import ForwardPass, ParallelAxes
 from trainer.ops.attention.backend import choose_backend
 from trainer.ops.attention.interface import Packing
@@ -22,6 +22,7 @@ from trainer.ops.attention.padded import Padded, PaddedPacked, fitted
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.tiled import TileAttention, Tiling, tiled_attention
 from trainer.ops.attention.tiles import CAUSAL, FULL, Band, whole_tiles
+from trainer.ops.attention.torch_call import has_grouped_kernel
 from trainer.ops.attention.unfused import Unfused
 
 CPU = torch.device("cpu")
@@ -170,7 +171,7 @@ def test_wide_heads_are_not_grouped_for_the_flash_kernel(monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (9, 0))
     for width in (256, 264):
         query = SimpleNamespace(is_cpu=False, is_cuda=True, dtype=torch.bfloat16, shape=(1, 4, 8, width), device="cuda")
-        assert _has_grouped_kernel(query) is (width == 256)
+        assert has_grouped_kernel(query) is (width == 256)
 
 
 GPU_KERNELS = [

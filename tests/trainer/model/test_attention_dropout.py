@@ -148,7 +148,7 @@ def test_gpus_draw_masks_in_the_library_where_the_call_has_them(backend, bounds,
 
     before = torch.random.get_rng_state()
     fake = mock.patch(
-        "trainer.model.attention.core_attention.F.scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
+        "trainer.ops.attention.torch_call.F.scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
     )
     with fake as call:
         first, again = (attend(*heads, forward_pass(bounds, RANDOMNESS), core(backend, DROPOUT)) for _ in range(2))

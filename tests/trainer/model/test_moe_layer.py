@@ -14,7 +14,6 @@ from trainer.data_parallel.main_gradient import MainGradient
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.model.context import ExpertParallel, ForwardPass, ParallelAxes
 from trainer.model.context_parallel.axis import ContextParallel
-from trainer.model.moe import experts
 from trainer.model.moe.capacity import expert_capacity, kept_choices, within_capacity
 from trainer.model.moe.dispatch import Dispatch, from_experts, to_experts
 from trainer.model.moe.layer import MoE
@@ -137,41 +136,6 @@ def test_scores_of_16_bit_tokens_are_32_bit():
     assert layer(draw("tokens", 5, 1, HIDDEN).to(torch.bfloat16), ForwardPass()).dtype == torch.bfloat16
 
 
-def test_one_launch_for_all_experts_computes_what_the_loop_does():
-    def run():
-        inputs, weight = (draw(name, *shape) for name, shape in (("rows", (9, 16)), ("weight", (4, 2, 8, 16))))
-        inputs, weight = (tensor.to(torch.bfloat16).requires_grad_() for tensor in (inputs, weight))
-        outputs = experts.GroupedLinear(torch.nn.Parameter(weight), None)(inputs, [0, 0, 5, 5, 9])
-        outputs.backward(draw("gradient", 9, 16).to(torch.bfloat16))
-        return outputs, inputs.grad
-
-    looped = run()
-    with mock.patch.object(experts, "_has_grouped_kernel", lambda *_: True):
-        launched = run()
-    for expected, found in zip(looped, launched, strict=True):
-        torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.gpu
-def test_one_launch_for_all_experts_on_a_gpu():
-    for offsets in ([0, 0, 5, 5, 9], [0, 9, 9, 9, 9], [0, 2, 4, 7, 9]):
-        found = {}
-        for device in ("cpu", "cuda"):
-            inputs, weight = (draw(name, *shape) for name, shape in (("rows", (9, 16)), ("weight", (4, 2, 8, 16))))
-            rounded = [tensor.to(torch.bfloat16).to(device, torch.float64) for tensor in (inputs, weight)]
-            inputs, weight = (
-                tensor.to(torch.bfloat16 if device == "cuda" else torch.float64).requires_grad_() for tensor in rounded
-            )
-            layer = experts.GroupedLinear(torch.nn.Parameter(weight.detach()), None)
-            if device == "cuda" and torch.cuda.get_device_capability()[0] in (9, 10):
-                assert experts._has_grouped_kernel(inputs, layer.weight.flatten(1, -2).transpose(1, 2))
-            outputs = layer(inputs, offsets)
-            outputs.backward(draw("gradient", 9, 16).to(torch.bfloat16).to(device, outputs.dtype))
-            found[device] = [part.detach().double().cpu() for part in (outputs, inputs.grad, layer.weight.grad)]
-        for expected, launched in zip(found["cpu"], found["cuda"], strict=True):
-            assert (launched - expected).abs().max() <= 2e-2 * expected.abs().max()
-
-
 def slowly_within_capacity(experts, weights, capacity, policy):
     kept = torch.zeros_like(experts, dtype=torch.bool)
     places = [(token, place) for token in range(len(experts)) for place in range(experts.shape[1])]
@@ -237,7 +201,7 @@ def test_an_attached_loss_adds_its_gradient_and_nothing_else():
     assert float(other.grad) == 0.25 * 2 * 5
 
 
-def travel(rank, world_size, num_experts):
+def travel(rank, world_size, num_experts, has_grouped_kernel):
     """Send tokens that encode their origin to experts that encode their number, and back."""
     generator = torch.Generator().manual_seed(rank)
     num_tokens = 3 + 2 * rank
@@ -245,14 +209,16 @@ def travel(rank, world_size, num_experts):
     kept = torch.rand(num_tokens, 2, generator=generator) < 0.7
     kept[:, 0] &= rank != 1  # a rank that drops much
     ep = ExpertParallel(world_size, rank, dist.group.WORLD)
-    dispatch = Dispatch.plan(experts, kept, num_experts, ep)
+    dispatch = Dispatch.plan(experts, kept, num_experts, ep, has_grouped_kernel=has_grouped_kernel)
+    assert isinstance(dispatch.offsets, torch.Tensor) == has_grouped_kernel
+    offsets = [int(number) for number in dispatch.offsets]
     tokens = (100.0 * rank + torch.arange(num_tokens, dtype=torch.float64))[:, None].requires_grad_()
     rows = to_experts(tokens, dispatch, Kernels())
     local = num_experts // world_size
     own = torch.cat(
         [
             torch.full((stop - first, 1), 1000.0 * (rank * local + expert), dtype=torch.float64)
-            for expert, (first, stop) in enumerate(zip(dispatch.offsets, dispatch.offsets[1:], strict=False))
+            for expert, (first, stop) in enumerate(zip(offsets, offsets[1:], strict=False))
         ]
     )
     weights = (1.0 + torch.arange(num_tokens * 2, dtype=torch.float64).view(num_tokens, 2)).requires_grad_()
@@ -263,15 +229,17 @@ def travel(rank, world_size, num_experts):
     assert torch.equal(weights.grad, values * kept)
     assert torch.equal(tokens.grad[:, 0], (weights.detach() * kept).sum(1))
     # Within an expert the rows are in the order of ranks and tokens, as on one rank.
-    for first, stop in zip(dispatch.offsets, dispatch.offsets[1:], strict=False):
+    for first, stop in zip(offsets, offsets[1:], strict=False):
         flat_range = rows.detach()[first:stop, 0].tolist()
         assert flat_range == sorted(flat_range)
     return len(rows)
 
 
-@pytest.mark.parametrize(("world_size", "num_experts"), [(2, 4), (4, 4), (4, 8)])
-def test_rows_are_sent_to_their_experts_and_back(ranks, world_size, num_experts):
-    assert len(set(ranks.run(travel, num_experts, world_size=world_size))) > 1, "the test needs unequal row counts"
+@pytest.mark.parametrize(("world_size", "num_experts", "grouped"), [(2, 4, False), (4, 4, True), (4, 8, True)])
+def test_rows_are_sent_to_their_experts_and_back(ranks, world_size, num_experts, grouped):
+    assert len(set(ranks.run(travel, num_experts, grouped, world_size=world_size))) > 1, (
+        "the test needs unequal row counts"
+    )
 
 
 def test_a_rank_whose_choices_are_all_dropped():

@@ -17,6 +17,7 @@ from trainer.planning.build_config import build_config
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}
 ADAM = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}
+LOW = {**ADAM, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize("training", [{}, {"bf16": True}, {"fp16": True, "loss_scale": 64.0}], ids=str)
-@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [SGD, ADAM, LOW], ids=["sgd", "adam", "bf16 moments"])
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 def test_numbers_are_those_without_offloading(fraction, optimizer, training):
     plain, offloaded = build(optimizer, None, training), build(optimizer, fraction, training)

@@ -162,10 +162,47 @@ def test_norm_of_a_large_tensor_is_exact():
     assert optimizer.step(0.0).grad_norm == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("keys", "training"),
+    [
+        ({"clip_grad": 1.0}, {}),
+        ({"clip_grad": 0.0}, {}),
+        ({"clip_grad": 1.0, "optimizer": "sgd", "sgd_momentum": 0.9}, {}),
+        ({"clip_grad": 1.0, "store_param_remainders": True, "exp_avg_dtype": "bf16"}, {"bf16": True}),
+        ({"clip_grad": 1.0}, {"fp16": True, "initial_loss_scale": 4.0, "hysteresis": 1}),
+    ],
+    ids=str,
+)
+def test_a_step_that_the_host_does_not_wait_for_has_the_same_bits(keys, training):
+    """The way of a GPU: divisor and decision are tensors. The second of the steps is skipped."""
+    found = []
+    for runs_ahead in (False, True):
+        model, optimizer = build(keys, training)
+        optimizer._runs_ahead = runs_ahead
+        outcomes = []
+        for seed, factor in ((0, 3.0), (1, math.inf), (2, 0.01), (3, 3.0)):
+            set_gradients(model, seed, factor)
+            launched = optimizer.launch(0.01)
+            outcomes.append(optimizer.finish(launched, float(launched.norm)))
+        assert [outcome.skipped for outcome in outcomes] == [False, True, False, False]
+        assert optimizer.steps == 3
+        state = {kind: {name: torch.clone(getattr(one, "joined", lambda one=one: one)()) for name, one in named.items()}
+                 for kind, named in optimizer.tensors().items()}  # fmt: skip
+        weights = {name: parameter.detach().clone() for name, parameter in model.parameters.items()}
+        found.append((outcomes, optimizer.loss_scaler.scale, {**state, "weight": weights}))
+    assert found[0][:2] == found[1][:2]
+    for kind, named in found[0][2].items():
+        assert all(torch.equal(one, found[1][2][kind][name]) for name, one in named.items()), kind
+
+
 def test_clip_divisor():
-    assert clip_divisor(0.5, 1.0) == 1.0
-    assert clip_divisor(4.0, 1.0) == pytest.approx(4.0)
-    assert clip_divisor(4.0, 0.0) == 1.0
+    def divisor(norm, clip_grad):
+        return float(clip_divisor(torch.tensor(norm, dtype=torch.float64), clip_grad))
+
+    assert divisor(0.5, 1.0) == 1.0
+    assert divisor(4.0, 1.0) == pytest.approx(4.0)
+    assert divisor(4.0, 0.0) == 1.0
+    assert all(math.isnan(divisor(norm, clip)) for norm in (math.nan, math.inf) for clip in (0.0, 1.0))
 
 
 @pytest.mark.parametrize(

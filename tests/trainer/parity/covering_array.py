@@ -77,7 +77,7 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "model": tuple(MODELS),
     # zb-v has both ends of the model on one rank; interleaved sends from the last rank to the first.
     "schedule": ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"),
-    "recompute": tuple(RECOMPUTE),
+    "recompute": tuple(name for name in RECOMPUTE if name != "loss"),
     # ZeRO stage, and the optimizer's state in CPU memory.
     "zero": ("0", "1", "2", "3", "0-offload", "1-offload"),
     "sp": (False, True),
@@ -98,6 +98,25 @@ SIXTEEN_BIT = (
     Case("llama", cp=2, zero=3, precision="bf16"),
     Case("qwen", tp=2, pp=2, schedule="zb-h1", precision="fp16"),
     Case("bloom", tp=2, cp=2, sp=True, documents=True, precision="bf16"),
+    Case("llama", tp=2, dp=2, zero=2, precision="bf16", steps="adam", moments="bf16"),
+    Case("llama", tp=2, dp=2, zero=1, precision="bf16", steps="adam", gradients="bf16", micro_batches=2),
+    Case("mixtral", pp=2, dp=2, schedule="zb-h1", precision="bf16", steps="adam", gradients="bf16"),
+    Case("llama", tp=2, dp=2, zero=1, precision="bf16", steps="adam", moments="bf16", remainders=True),
+)
+
+# In addition to the array: logits and loss in chunks, of each kind of head and in each axis.
+CHUNKED_LOSS = (
+    Case("llama", tp=2, sp=True, recompute="loss", micro_batches=2),
+    Case("llama", pp=2, cp=2, schedule="interleaved", recompute="loss"),
+    # A tied table, of which one rank has only padding, and sharded gradients.
+    Case("qwen", tp=2, dp=2, zero=1, recompute="loss", micro_batches=2),
+    Case("gpt2", pp=2, dp=2, zero=3, recompute="loss", micro_batches=2),
+    # A bias of the head, a narrow table, capped logits, prediction layers.
+    Case("neox", tp=2, recompute="loss", micro_batches=2),
+    Case("opt", dp=2, zero=2, recompute="loss", micro_batches=2),
+    Case("gemma2", tp=2, sp=True, recompute="loss", micro_batches=2),
+    Case("deepseek", tp=2, pp=2, recompute="loss", micro_batches=2),
+    Case("llama", tp=2, dp=2, zero=1, precision="bf16", steps="adam", gradients="bf16", recompute="loss"),
 )
 
 # In addition to the array: a word table on both ends of the pipeline for multi-token prediction, in shards.

@@ -31,9 +31,11 @@ def expert_sum_dropped() -> AbstractContextManager[object]:
 def _experts_summed_over(axis: str | None) -> Iterator[None]:
     build = gradient_buckets.GradientBuckets.__init__
 
-    def wrong(self: Any, parameters: Any, layouts: Any, mesh: Any, groups: ProcessGroups, parallel: Any) -> None:
+    def wrong(
+        self: Any, parameters: Any, layouts: Any, mesh: Any, groups: ProcessGroups, *further: Any, **kw: Any
+    ) -> None:
         other = None if axis is None else getattr(groups, axis)
-        build(self, parameters, layouts, mesh, replace(groups, expert_dp=other), parallel)
+        build(self, parameters, layouts, mesh, replace(groups, expert_dp=other), *further, **kw)
 
     with mock.patch.object(gradient_buckets.GradientBuckets, "__init__", wrong):
         yield

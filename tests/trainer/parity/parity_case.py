@@ -34,6 +34,7 @@ ADAM = {
     "clip_grad": 1.0,
     "adam_eps": 1e-4,
 }
+_MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
 # The optimizer of each iteration, by the name of a case's choice.
 OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {"sgd": (SGD, ADAM), "adam": (ADAM, ADAM)}
 
@@ -85,8 +86,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "norm_placement": "output",
     },
     # Latent attention: low-rank products, one rotated key for all heads, values of another width. Experts in groups
-    # after a first dense layer, with a shared expert, sigmoid scores, and a bias that only chooses. Two prediction
-    # layers.
+    # after a first dense layer, a shared expert, sigmoid scores, a bias that only chooses. Two prediction layers.
     "deepseek": {
         **{name: value for name, value in LLAMA.items() if name != "num_query_groups"},
         "multi_latent_attention": True,
@@ -118,7 +118,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     "mixtral": _EXPERTS,
     # A bounded number of tokens per expert, scores over all experts; one key and value head for all queries. The first
-    # tokens are kept: scores near 1 differ only by rounding, which would otherwise decide about drops.
+    # tokens are kept: scores near 1 differ only by rounding.
     "capacity": {
         **_EXPERTS,
         "num_query_groups": 1,
@@ -196,6 +196,7 @@ RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
     # In layers with experts: the whole feed-forward part, or only its cheap activations.
     "moe": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
     "moe-act": {"recompute_granularity": "selective", "recompute_modules": ["moe_act", "layernorm"]},
+    "loss": {"cross_entropy_fusion_impl": "linear", "loss_chunk_size": 12},  # of the 32 tokens of a micro-batch
 }
 
 SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -224,6 +225,10 @@ class Case:
     order: str = "tp-cp-ep-dp-pp"
     steps: str = "sgd"
     """Of OPTIMIZERS."""
+    moments: str = "fp32"
+    gradients: str = "fp32"
+    remainders: bool = False
+    """With Adam: dtypes of moments and main gradients, and only remainders of the masters beside the weights."""
     layers: int = 3
     """No multiple of the number of stages; 5 or 7 where there are more stages."""
 
@@ -309,7 +314,13 @@ class Case:
                     "fp16": self.precision == "fp16",
                     **RECOMPUTE[self.recompute],
                 },
-                "optimizer": {**optimizer, "optimizer_cpu_offload": self.offload},
+                "optimizer": {
+                    **optimizer,
+                    "optimizer_cpu_offload": self.offload,
+                    **({"main_grads_dtype": self.gradients} if optimizer["optimizer"] == "adam" else {}),
+                    "store_param_remainders": self.remainders and optimizer["optimizer"] == "adam",
+                    **(dict.fromkeys(_MOMENT_DTYPES, self.moments) if optimizer["optimizer"] == "adam" else {}),
+                },
                 "data": {
                     "mock_data": True,
                     "reset_attention_mask": self.documents,

@@ -28,6 +28,7 @@ MEGATRON_CASES = [
     Case("megatron-t5", tp=4, sp=True, micro_batches=2, recompute="block"),
     Case("megatron-t5", tp=2, dp=2, zero=1, micro_batches=2, recompute="modules"),
     Case("t5-rope", tp=2, sp=True, dp=2, micro_batches=2, recompute="uniform"),
+    Case("megatron-t5", tp=2, sp=True, micro_batches=2, recompute="loss"),
 ]
 
 

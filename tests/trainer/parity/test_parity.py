@@ -11,6 +11,7 @@ import pytest
 from tests.parity import rows as rows_in_full
 from tests.trainer.parity.balanced_models import BALANCED
 from tests.trainer.parity.covering_array import (
+    CHUNKED_LOSS,
     FACTORS,
     FURTHER_TOKENS,
     MAX_ROWS,
@@ -32,7 +33,7 @@ ROWS = committed()
 CASES = [case_of(row) for row in ROWS]
 
 
-@pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS, *CHUNKED_LOSS], ids=str)
 def test_loss_gradients_and_steps_equal_the_serial_run(ranks, serials, case):
     found = compare(ranks, serials, case)
     assert not problems(case, found), str(found)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from trainer.distributed.random_streams import DropoutSite, MicroBatchRandomness
 from trainer.model.context import ForwardPass, ParallelAxes
@@ -23,14 +22,13 @@ from trainer.model.context_parallel.ring import ring_attention
 from trainer.model.context_parallel.ulysses import divide_heads, divide_sequence
 from trainer.model.dropout import apply_mask
 from trainer.ops.attention.backend import AttentionBackend
-from trainer.ops.attention.interface import repeat_groups
 from trainer.ops.attention.kept_weights import KeptWeights
-from trainer.ops.attention.kernels import GROUPS_ON_CPU, has_torch_flash
 from trainer.ops.attention.masked import masked_attention
 from trainer.ops.attention.settings import AttentionSettings
 from trainer.ops.attention.single_query import single_query_attention
 from trainer.ops.attention.tiled import TileAttention, Tiling, tiled_attention
 from trainer.ops.attention.tiles import Tile, whole_tiles
+from trainer.ops.attention.torch_call import torch_attention
 from trainer.ops.bias_dropout_add import philox
 from trainer.ops.dispatch.registry import Kernels
 from trainer.ops.softmax import SCALED_CAUSAL_SOFTMAX, SCALED_MASKED_SOFTMAX
@@ -166,10 +164,10 @@ def _attend_whole(
     has_torch_call = is_plain or (not settings.causal and settings.softcap is None and sinks is None)
     has_torch_call = has_torch_call and query.shape[3] == value.shape[3] and len(tiling.tiles) == 1
     if has_torch_call and dropout is None and core.backend.name == "fused":
-        return _torch_attention(query, key, value, settings)
+        return torch_attention(query, key, value, settings)
     if has_torch_call and dropout is not None and _has_library_dropout(query, core.backend):
         with dropout.library_stream(query.device):
-            return _torch_attention(query, key, value, settings, core.dropout)
+            return torch_attention(query, key, value, settings, core.dropout)
     weights = None if dropout is None else dropout.weights(query, keys)
     return tiled_attention(query, key, value, tiling, TileAttention(core.backend.kernel, settings, weights), sinks)
 
@@ -294,29 +292,6 @@ def _drop_and_attend(
     return (shares @ value.unsqueeze(2)).flatten(1, 2)
 
 
-def _torch_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: AttentionSettings, dropout: float = 0.0
-) -> torch.Tensor:
-    """Torch's own call: causal over as many keys as queries, or over all keys; masks from its default generator."""
-    # Memory is linear in S if torch has a fused kernel: on CPUs, and on GPUs since Volta (V100).
-    attend_fused = partial(
-        F.scaled_dot_product_attention, dropout_p=dropout, is_causal=settings.causal, scale=settings.scale
-    )
-    if query.shape[1] == key.shape[1]:
-        return attend_fused(query, key, value)
-    if _has_grouped_kernel(query):
-        return attend_fused(query, key, value, enable_gqa=True)
-    copies = query.shape[1] // key.shape[1]
-    return attend_fused(query, repeat_groups(key, copies), repeat_groups(value, copies))
-
-
 def _has_library_dropout(query: torch.Tensor, backend: AttentionBackend) -> bool:
     """True if torch's fused kernels draw their own masks on the device: on CPUs they have no dropout."""
     return query.is_cuda and backend.name != "unfused"
-
-
-def _has_grouped_kernel(query: torch.Tensor) -> bool:
-    if query.is_cpu:
-        return GROUPS_ON_CPU
-    # The other kernels would fall back to S x S scores.
-    return query.is_cuda and has_torch_flash(query.dtype, query.shape[-1], query.device)

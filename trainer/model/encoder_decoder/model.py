@@ -71,7 +71,8 @@ class EncoderDecoder(Stage):
         is_tied = not model.untie_embeddings_and_output_weights
         self._output_scale = model.hidden_size**-0.5 if model.scales_decoder_output else 1.0
         output = word if is_tied else table("head", model.init_method_std)
-        self.head = GPTHead(model, output, vocab_size, builder.under("head"), axes.tp)
+        chunk = config.training.chunk_of_loss
+        self.head = GPTHead(model, output, vocab_size, builder.under("head"), axes.tp, chunk_size=chunk)
 
     def forward(
         self,

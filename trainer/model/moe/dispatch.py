@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from trainer.ops.moe_permute import MOE_PERMUTE, MOE_UNPERMUTE
 
 if TYPE_CHECKING:
     from trainer.model.context import ExpertParallel
+    from trainer.model.moe.grouped_products import Offsets
     from trainer.ops.dispatch.registry import Kernels
 
 
@@ -34,10 +36,11 @@ class Dispatch:
     Attributes:
         choices: int64 [P], numbers (token * K + place) of the kept choices, sorted by expert, then by number.
         rows: int64 [T, K], position of each choice in ``choices``; P for dropped choices.
-        send_sizes: rows for each ep rank.
-        receive_sizes: rows from each ep rank.
+        send_sizes: rows for each ep rank; empty if nothing is sent.
+        receive_sizes: rows from each ep rank; empty if nothing is sent.
         by_expert: int64 [R], the received rows sorted by expert, then by rank; None if they arrive sorted.
-        offsets: E/e + 1 numbers: expert i of this rank has the sorted rows from offsets[i] to offsets[i + 1].
+        offsets: E/e + 1 numbers: expert i of this rank has the sorted rows from offsets[i] to offsets[i + 1]; on the
+            device if the experts have a grouped kernel.
         ep: the ep axis.
     """
 
@@ -46,24 +49,38 @@ class Dispatch:
     send_sizes: Sequence[int]
     receive_sizes: Sequence[int]
     by_expert: torch.Tensor | None
-    offsets: Sequence[int]
+    offsets: Offsets
     ep: ExpertParallel
 
     @classmethod
-    def plan(cls, experts: torch.Tensor, kept: torch.Tensor | None, num_experts: int, ep: ExpertParallel) -> Dispatch:
+    def plan(
+        cls,
+        experts: torch.Tensor,
+        kept: torch.Tensor | None,
+        num_experts: int,
+        ep: ExpertParallel,
+        *,
+        has_grouped_kernel: bool = False,
+    ) -> Dispatch:
         """Exchange the row counts of all ranks. Collective: all ep ranks.
 
-        Synchronises with the device.
+        Waits for the device, except with ``has_grouped_kernel`` on a single ep rank that drops nothing.
 
         Args:
             experts: int64 [T, K].
             kept: bool [T, K]; None drops nothing.
             num_experts: E.
             ep: the ep axis.
+            has_grouped_kernel: the experts take offsets on the device.
         """
         flat = (experts if kept is None else experts.masked_fill(~kept, num_experts)).flatten()
         sorted_experts, order = flat.sort(stable=True)
-        bounds = torch.searchsorted(sorted_experts, torch.arange(num_experts + 1, device=flat.device))
+        edges = torch.arange(num_experts + 1, device=flat.device)
+        bounds = torch.searchsorted(sorted_experts, edges, out_int32=True)
+        rows = torch.empty_like(order)
+        rows[order] = torch.arange(len(order), device=order.device)
+        if has_grouped_kernel and kept is None and ep.group is None:
+            return cls(order, rows.view_as(experts), (), (), None, bounds, ep)
         counts = bounds.diff()  # [E], without the dropped choices, which are sorted to the end
         received = counts
         if ep.group is not None:
@@ -71,17 +88,15 @@ class Dispatch:
             dist.all_to_all_single(received, counts, group=ep.group)
         sent_sizes, received_sizes = torch.stack((counts, received)).tolist()
         local = num_experts // ep.size
-        per_expert = [sum(received_sizes[expert::local]) for expert in range(local)]
         num_kept = sum(sent_sizes)
-        rows = torch.empty_like(order)
-        rows[order] = torch.arange(len(order), device=order.device)
+        is_sent = ep.group is not None
         return cls(
             choices=order[:num_kept],
             rows=rows.clamp_(max=num_kept).view_as(experts),
-            send_sizes=[sum(sent_sizes[first : first + local]) for first in range(0, num_experts, local)],
-            receive_sizes=[sum(received_sizes[first : first + local]) for first in range(0, num_experts, local)],
-            by_expert=_sorted_by_expert(received, local, sum(received_sizes)) if ep.group is not None else None,
-            offsets=[0, *accumulate(per_expert)],
+            send_sizes=_sums(sent_sizes, local) if is_sent else (),
+            receive_sizes=_sums(received_sizes, local) if is_sent else (),
+            by_expert=_sorted_by_expert(received, local, sum(received_sizes)) if is_sent else None,
+            offsets=_device_offsets(received, local) if has_grouped_kernel else _host_offsets(received_sizes, local),
             ep=ep,
         )
 
@@ -102,6 +117,19 @@ class Dispatch:
         result = rows.new_empty((sum(received), rows.shape[1]))
         dist.all_to_all_single(result, rows.contiguous(), list(received), list(sent), group=self.ep.group)
         return result
+
+
+def _sums(sizes: Sequence[int], local: int) -> list[int]:
+    """Rows of each ep rank, from those of each expert."""
+    return [sum(sizes[first : first + local]) for first in range(0, len(sizes), local)]
+
+
+def _host_offsets(received: Sequence[int], local: int) -> list[int]:
+    return [0, *accumulate(sum(received[expert::local]) for expert in range(local))]
+
+
+def _device_offsets(received: torch.Tensor, local: int) -> torch.Tensor:
+    return F.pad(received.view(-1, local).sum(0).cumsum(0), (1, 0)).to(torch.int32)
 
 
 def _sorted_by_expert(received: torch.Tensor, local: int, total: int) -> torch.Tensor:

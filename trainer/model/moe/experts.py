@@ -7,7 +7,6 @@ Legend: R rows sorted by expert, H hidden, F feed-forward width of an expert, E 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,14 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from trainer.model.mlp import FeedForwardActivation
+from trainer.model.moe.grouped_products import (
+    Offsets,
+    add_per_expert,
+    grouped_outer,
+    grouped_product,
+    has_grouped_kernel,
+    sum_per_expert,
+)
 from trainer.model.recompute import forget
 
 if TYPE_CHECKING:
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
 class GroupedWeightGradientAccumulator(Protocol):
     """Takes a weight gradient as the factors of its matrix products, one per expert."""
 
-    def add_grouped_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Sequence[int]) -> None:
+    def add_grouped_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor, offsets: Offsets) -> None:
         """Add ``grad_output_e^T @ inputs_e`` to the gradient of every expert e.
 
         An expert without rows adds nothing.
@@ -36,7 +43,7 @@ class GroupedWeightGradientAccumulator(Protocol):
         Args:
             grad_output: [R, out].
             inputs: [R, in].
-            offsets: one number more than experts; expert e has the rows from offsets[e] to offsets[e + 1].
+            offsets: ranges of the experts.
         """
 
 
@@ -49,15 +56,14 @@ class _GroupedLinear(torch.autograd.Function):
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        offsets: Sequence[int],
+        offsets: Offsets,
         accumulator: GroupedWeightGradientAccumulator | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.offsets, ctx.accumulator, ctx.has_bias = offsets, accumulator, bias is not None
-        outputs = _grouped_product(inputs, weight.flatten(1, -2).transpose(1, 2), offsets)
+        outputs = grouped_product(inputs, weight.flatten(1, -2).transpose(1, 2), offsets)
         if bias is not None:
-            for rows, own in zip(_flat_ranges(outputs, offsets), bias.flatten(1), strict=True):
-                rows += own
+            add_per_expert(outputs, bias.flatten(1), offsets)
         return outputs
 
     @staticmethod
@@ -66,52 +72,17 @@ class _GroupedLinear(torch.autograd.Function):
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None, None]:
         inputs, weight = ctx.saved_tensors
-        offsets: Sequence[int] = ctx.offsets
-        grad_inputs = _grouped_product(grad_output, weight.flatten(1, -2), offsets)
+        offsets: Offsets = ctx.offsets
+        grad_inputs = grouped_product(grad_output, weight.flatten(1, -2), offsets)
         grad_weight = grad_bias = None
         if ctx.accumulator is not None:
             # Detached, because an accumulator may defer the product, and must not keep the graph alive.
             ctx.accumulator.add_grouped_outer(grad_output, inputs.detach(), offsets)
         else:
-            pairs = zip(_flat_ranges(grad_output, offsets), _flat_ranges(inputs, offsets), strict=True)
-            grad_weight = torch.stack([grad_rows.t() @ rows for grad_rows, rows in pairs]).view(weight.shape)
+            grad_weight = grouped_outer(grad_output, inputs, offsets).view(weight.shape)
         if ctx.has_bias:
-            grad_bias = torch.stack([grad_rows.sum(0) for grad_rows in _flat_ranges(grad_output, offsets)])
-            grad_bias = grad_bias.view(weight.shape[:-1])
+            grad_bias = sum_per_expert(grad_output, offsets).view(weight.shape[:-1])
         return grad_inputs, grad_weight, grad_bias, None, None
-
-
-def _flat_ranges(rows: torch.Tensor, offsets: Sequence[int]) -> list[torch.Tensor]:
-    return [rows[first:stop] for first, stop in zip(offsets, offsets[1:], strict=False)]
-
-
-def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offsets: Sequence[int]) -> torch.Tensor:
-    """[R, out]: each expert's range of ``rows`` [R, in] times its matrix of [E/e, in, out]."""
-    if _has_grouped_kernel(rows, matrices):
-        ends = torch.tensor(offsets[1:], dtype=torch.int32).to(rows.device, non_blocking=True)
-        return torch._grouped_mm(rows, matrices, offs=ends)
-    products = rows.new_empty(len(rows), matrices.shape[2])
-    for expert, (first, stop) in enumerate(zip(offsets, offsets[1:], strict=False)):
-        # In generation most experts have no rows, and even an empty product takes time.
-        if first < stop:
-            torch.mm(rows[first:stop], matrices[expert], out=products[first:stop])
-    return products
-
-
-def _has_grouped_kernel(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
-    """True if one launch can do all experts.
-
-    Needs bfloat16, rows of a multiple of 16 bytes, and Hopper or Blackwell.
-
-    Everywhere else torch.nn.functional.grouped_mm is also a loop, and copies the offsets from the device first
-    (_grouped_mm_cuda and GroupedMMUtils.h of PyTorch 2.13). Weight gradients stay a loop everywhere: they are summed in
-    float32, and the kernels round each product to the dtype of its factors (_resolve_grouped_mm_out_dtype there).
-    """
-    if not rows.is_cuda or rows.dtype != torch.bfloat16 or not len(rows):
-        return False
-    if any(size % 8 for size in matrices.shape[1:]):
-        return False
-    return torch.cuda.get_device_capability(rows.device)[0] in (9, 10)
 
 
 class GroupedLinear(nn.Module):
@@ -128,12 +99,16 @@ class GroupedLinear(nn.Module):
         self.gradient_accumulator: GroupedWeightGradientAccumulator | None = None
         """Receives the weight gradient instead of ``weight.grad``."""
 
-    def forward(self, inputs: torch.Tensor, offsets: Sequence[int], bias_share: float = 1.0) -> torch.Tensor:
+    def has_grouped_kernel(self, inputs: torch.Tensor) -> bool:
+        """True if ``forward`` takes offsets on the device."""
+        return has_grouped_kernel(inputs, self._shape)
+
+    def forward(self, inputs: torch.Tensor, offsets: Offsets, bias_share: float = 1.0) -> torch.Tensor:
         """No communication.
 
         Args:
             inputs: [R, in], sorted by expert.
-            offsets: expert e has the rows from offsets[e] to offsets[e + 1].
+            offsets: ranges of the experts.
             bias_share: factor of the bias.
         """
         # The parameters may have been flattened, for sharding into equal sizes.
@@ -190,14 +165,16 @@ class Experts(nn.Module):
         """
         return self._activation.is_fused and self._is_linear
 
-    def forward(
-        self, rows: torch.Tensor, offsets: Sequence[int], row_weights: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def has_grouped_kernel(self, tokens: torch.Tensor) -> bool:
+        """True if ``forward`` takes offsets on the device, for rows like ``tokens``."""
+        return self.fc1.has_grouped_kernel(tokens) and self.fc2.has_grouped_kernel(tokens)
+
+    def forward(self, rows: torch.Tensor, offsets: Offsets, row_weights: torch.Tensor | None = None) -> torch.Tensor:
         """No communication.
 
         Args:
             rows: [R, H], sorted by expert.
-            offsets: expert e has the rows from offsets[e] to offsets[e + 1].
+            offsets: ranges of the experts.
             row_weights: float32 [R], factors of the outputs, if the experts take weights.
         """
         inner = self.fc1(rows, offsets)  # [R, F/t], twice that if gated

@@ -80,7 +80,13 @@ class MoE(nn.Module):
         routing: Routing = self.router(tokens, forward_pass.limits_experts)
         weights = self._with_losses(routing, whole.shape[1], forward_pass.aux_loss_scale)
         kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
-        dispatch = Dispatch.plan(routing.experts, kept, self._num_experts, self._axes.ep)
+        dispatch = Dispatch.plan(
+            routing.experts,
+            kept,
+            self._num_experts,
+            self._axes.ep,
+            has_grouped_kernel=self.experts.has_grouped_kernel(tokens),
+        )
         rows = to_experts(tokens, dispatch, self._kernels)
         # If the experts multiply by the weights themselves, backward does not need their outputs.
         row_weights = weights_to_experts(weights, dispatch) if self.experts.takes_weights else None

@@ -34,8 +34,11 @@ class WeightGradientAccumulator(Protocol):
     def add_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add ``grad_output^T @ inputs`` to the gradient of a weight of out*in elements.
 
-        The factors are [N, out] and [N, in].
+        The factors are [N, out] and [N, in]. One contribution, with the parts that came before.
         """
+
+    def add_part_of_outer(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add the product of some of the N tokens; ``add_outer`` with the last of them completes the contribution."""
 
 
 class _Linear(torch.autograd.Function):

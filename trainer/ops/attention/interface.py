@@ -101,7 +101,8 @@ class Packing:
             if tile.sample in (None, sample)
         ]
         longest = max(stop - start for start, stop in (tile.query for tile in tiles))
-        ends = torch.tensor([*starts, batch * length], dtype=torch.int32).to(device)
+        # Does not wait for the device: the driver has copied so few numbers before the call returns.
+        ends = torch.tensor([*starts, batch * length], dtype=torch.int32).to(device, non_blocking=True)
         return cls(ends, longest, batch, length)
 
     def tokens(self, heads: torch.Tensor) -> torch.Tensor:

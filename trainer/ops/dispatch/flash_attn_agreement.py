@@ -15,6 +15,7 @@ import torch
 
 from trainer.ops.attention.backend import flash_problem, flash_versions, no_flash, trial, why_no_flash
 from trainer.ops.attention.flash_attn import FlashAttnPackage, Version, load, try_in_process
+from trainer.ops.attention.torch_trial import try_run
 from trainer.ops.build.packages import LIMIT_S
 from trainer.ops.dispatch.selection import agreed_problems
 
@@ -88,6 +89,14 @@ def with_flash_attn(
     if model.attention_backend == "flash":
         raise no_flash(why)
     return replace(selection, kernels=selection.kernels.with_flash_attn(why), notes=(*selection.notes, *notes))
+
+
+def with_torch_trial(
+    selection: KernelSelection, config: TrainConfig, dtype: torch.dtype, device: torch.device
+) -> KernelSelection:
+    """Try torch's own attention if the run uses it, and add its kernel to the notes. After ``with_flash_attn``."""
+    notes = try_run(config, selection.kernels.flash_attn, dtype, device)
+    return replace(selection, notes=(*selection.notes, *notes)) if notes else selection
 
 
 def _loaded(version: Version, device: torch.device, tried: Tried | None) -> FlashAttnPackage | str:

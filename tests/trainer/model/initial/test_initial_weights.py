@@ -1,12 +1,16 @@
 """New weights follow their distribution, and are the same in every layout."""
 
 import math
+import threading
+from collections import Counter
 
 import pytest
 import torch
 
+from tests.trainer.model.initial.lone_rank import config_of, lone_rank
 from tests.trainer.parity.encoder_models import ENCODER_DECODERS
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups
+from trainer.model.initial_values import RandomMatrix
 from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
 
@@ -76,3 +80,41 @@ def test_every_layout_has_the_same_weights(keys):
         layouts, parts, mesh = weights_of({**MODEL, **keys}, tp=2, rank=rank)
         for name, part in parts.items():
             assert torch.equal(part, layouts[name].shard(whole[name].detach(), mesh)), name
+
+
+@pytest.mark.parametrize("strategy", ["optim", "optim_grads", "optim_grads_params"])
+@pytest.mark.parametrize(
+    ("ranks", "parallel"),
+    [(3, {}), (4, {"tensor_model_parallel_size": 2}), (8, {"expert_model_parallel_size": 2}), (16, {})],
+    ids=str,
+)
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=str)
+def test_every_sharding_has_the_same_weights(strategy, ranks, parallel, precision):
+    """Rows of some matrices do not divide by the ranks, so that the last shards are smaller or empty."""
+    _, whole, _ = weights_of(MODEL)
+    config = config_of(MODEL, {**parallel, "data_parallel_sharding_strategy": strategy}, **precision)
+    found = Counter()
+    for rank in range(ranks):
+        with lone_rank(config, rank, ranks) as (mesh, groups):
+            model = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"))
+        for shard in model.gradients.parameter_shards:
+            expected = model.layouts[shard.name].shard(whole[shard.name].detach(), mesh).view(-1)
+            expected = expected[shard.start : shard.stop].to(torch.bfloat16 if precision else torch.float32)
+            assert torch.equal(shard.weight, expected.to(shard.weight.dtype)), (rank, shard.name)
+            found[shard.name] += len(expected)
+    assert found.keys() == whole.keys()
+    assert found["head.weight"] >= whole["head.weight"].numel()
+
+
+def test_weights_are_drawn_beside_the_thread_of_the_build(monkeypatch):
+    names, fill = set(), RandomMatrix.fill
+    monkeypatch.setattr(
+        RandomMatrix, "fill", lambda *given, **by_name: (names.add(own_name()), fill(*given, **by_name))
+    )
+    weights_of(MODEL)
+    assert names
+    assert threading.current_thread().name not in names
+
+
+def own_name():
+    return threading.current_thread().name

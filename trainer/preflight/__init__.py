@@ -1,0 +1,1 @@
+"""Preflight: checks of all nodes of a job after the rendezvous, before the model is built."""
