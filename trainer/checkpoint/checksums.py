@@ -1,14 +1,14 @@
 """Checksums of a checkpoint's files: CRC-32 (zlib) of each block of 4 MiB, and of metadata.json as a whole. Torch-free.
 
 Blocks of the file, not tensors: the header is covered too, and a rank that reads a part of a tensor verifies the blocks
-of this part alone. One core makes about 3 GB/s, beside the writing, because zlib leaves the interpreter's lock.
+of this part alone. They are made beside the writing, because both libraries leave the interpreter's lock. zlib-ng uses
+the processor's instruction for it (PCLMULQDQ) and is about five times as fast as zlib; the values are the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +20,11 @@ from typing import Any, BinaryIO, NamedTuple
 from typing_extensions import Self
 
 from trainer.checkpoint.block_writes import EarlyWriter
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
 
 BLOCK_BYTES = 4 << 20
 METADATA_CHECKSUM = "checksum"
@@ -122,9 +127,14 @@ def _checksums(blocks: Iterable[Iterable[memoryview]]) -> list[int]:
     for block in blocks:
         value = 0
         for piece in block:
-            value = zlib.crc32(piece, value)
+            value = crc32(piece, value)
         found.append(value)
     return found
+
+
+def checksums_of(data: memoryview) -> list[int]:
+    """Checksums of the blocks of ``data``, contiguous bytes."""
+    return [crc32(data[first : first + BLOCK_BYTES]) for first in range(0, len(data), BLOCK_BYTES)]
 
 
 class VerifiedFile:
@@ -161,7 +171,7 @@ class VerifiedFile:
                 continue
             first = block * BLOCK_BYTES
             view = memoryview(self._buffer)[: self._read(first)]
-            if zlib.crc32(view) != self._checksums[block]:
+            if crc32(view) != self._checksums[block]:
                 return f"has altered bytes between {first:,} and {first + len(view):,}"
             self._is_sound[block] = True
         return None
@@ -239,7 +249,7 @@ def checksum_file(path: Path) -> list[int]:
     found = []
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
-            found.append(zlib.crc32(block))
+            found.append(crc32(block))
     return found
 
 
@@ -251,7 +261,7 @@ def sampled_blocks(count: int, turn: int) -> list[int]:
 
 def checksum_of_metadata(values: Mapping[str, Any]) -> int:
     """Checksum of all keys of metadata.json but its own. JSON that was read and JSON that will be written agree."""
-    return zlib.crc32(json.dumps({key: values[key] for key in values if key != METADATA_CHECKSUM}).encode())
+    return crc32(json.dumps({key: values[key] for key in values if key != METADATA_CHECKSUM}).encode())
 
 
 def is_metadata_sound(values: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.checkpoint.directory import CheckpointError
 from trainer.checkpoint.regions import Region, overlap, regions_of_flat_range
+from trainer.optimizer.split_master import Master, Own
 
 if TYPE_CHECKING:
     from trainer.data_parallel.parameter_shards import StoredShard
@@ -36,7 +37,7 @@ def fill_shard(
     what: str,
     model: ParallelModel,
     shard: StoredShard,
-    target: Tensor,
+    target: Master,
     blocks: Callable[[Region], Iterable[Block]],
 ) -> None:
     """Copy a rank's shard of a global tensor into ``target``, 1-D; vocabulary padding becomes zeros.
@@ -66,7 +67,7 @@ def fill_shard(
 
 
 @torch.no_grad()
-def fill_region(what: str, blocks: Iterable[Block], requested: Region, target: Tensor) -> None:
+def fill_region(what: str, blocks: Iterable[Block], requested: Region, target: Master) -> None:
     """Copy a region of a global tensor into ``target``, of the region's shape, from the blocks that overlap with it.
 
     Raises:
@@ -93,7 +94,7 @@ def fill_region(what: str, blocks: Iterable[Block], requested: Region, target: T
         )
 
 
-def _cut(tensor: Tensor, origin: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+def _cut(tensor: Own, origin: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> Own:
     """The box at ``offset`` of a global tensor, cut from ``tensor``.
 
     ``tensor`` is the box at ``origin``.

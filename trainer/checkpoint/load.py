@@ -7,18 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from trainer.checkpoint.directory import AnotherModelError
 from trainer.checkpoint.fill import fill_shard
 from trainer.checkpoint.metadata import CheckpointMetadata, load_metadata
 from trainer.checkpoint.saving.staging import stored_shape
+from trainer.checkpoint.shards import DTYPE_NAMES
 from trainer.checkpoint.stored_tensors import StoredTensors
+from trainer.optimizer.split_master import Master
 
 if TYPE_CHECKING:
     from trainer.data_parallel.parameter_shards import StoredShard
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
     from trainer.parallel_model import ParallelModel
+
+OTHER_DTYPES = "dtypes of the optimizer state have changed since the checkpoint"
+"""Start of the report of rank 0."""
 
 
 def load_weights(checkpoint: Path, model: ParallelModel) -> CheckpointMetadata:
@@ -90,8 +93,27 @@ def resume_optimizer(metadata: CheckpointMetadata, model: ParallelModel, optimiz
     Collective: all ranks.
     """
     assert metadata.optimizer is not None
+    if model.mesh.rank == 0:
+        _report_other_dtypes(metadata, optimizer)
     optimizer.restore(int(metadata.optimizer["steps"]), metadata.loss_scaler)
     model.gradients.wait_for_weights()
+
+
+def _report_other_dtypes(metadata: CheckpointMetadata, optimizer: MixedPrecisionOptimizer) -> None:
+    """Print the kinds of state that this run stores in another dtype than the checkpoint, with the consequence."""
+    changed = []
+    for kind, named in optimizer.tensors().items():
+        dtypes = {
+            (metadata.tensors[kind][name].dtype, DTYPE_NAMES[tensor.dtype])
+            for name, tensor in named.items()
+            if name in metadata.tensors.get(kind, {})
+        }
+        changed += [f"{kind}: {new} instead of {old}" for old, new in sorted(dtypes) if old != new]
+    if changed:
+        print(
+            f"{OTHER_DTYPES}: {'; '.join(changed)}; results differ by rounding from those of an uninterrupted run",
+            flush=True,
+        )
 
 
 def _shapes(metadata: CheckpointMetadata) -> dict[str, tuple[int, ...]]:
@@ -138,7 +160,7 @@ def _belongs_here(name: str, model: ParallelModel) -> bool:
     return int(number) in own or int(number) >= model.num_layers
 
 
-def _fill(model: ParallelModel, stored: StoredTensors, kind: str, shard: StoredShard, target: Tensor) -> None:
+def _fill(model: ParallelModel, stored: StoredTensors, kind: str, shard: StoredShard, target: Master) -> None:
     """Copy this rank's shard of a global tensor into ``target``, 1-D.
 
     Raises:

@@ -80,7 +80,7 @@ class Drained(NamedTuple):
     Attributes:
         missed: the failure of the disk; None: the checkpoint is complete.
         written_bytes: size of all rank files; 0 if it was missed.
-        stage_s: time that the slowest rank took for its copies; 0 without.
+        stage_s: time for which the training of the slowest rank waited for its copies; 0 without.
         drain_s: time from the first collective to the end, on this rank.
     """
 
@@ -177,13 +177,14 @@ class CheckpointWriter:
     ) -> StagedSave:
         """Collect this rank's part of a checkpoint, between two steps. Collective: all ranks.
 
-        With ``memory`` it is copied there, and the next steps may run while it is drained.
+        With ``memory`` it is copied there, by ``drain`` in a thread or at the latest before the optimizer changes it,
+        and the next steps may run while it is drained.
         """
         began = time.perf_counter()
         staged = stage(model, optimizer, self.config, progress)
         if memory is None:
             return staged
-        return replace(memory.take(staged), seconds=time.perf_counter() - began)
+        return memory.take(staged).guarded_by(optimizer, began)
 
     def drain(self, staged: StagedSave, *, deletes_old: bool = True) -> Drained:
         """Write what was staged, read back a part, and publish it. Collective: all ranks.
@@ -200,15 +201,7 @@ class CheckpointWriter:
         temporary = temporary_path(self.root, iteration, self._mark)
         what = f"the checkpoint of iteration {iteration} could not be written"
         is_first, written, stage_s = mesh.rank == 0, [0.0] * mesh.world_size, [0.0] * mesh.world_size
-        stage_s[mesh.rank] = staged.seconds
         began, total = time.perf_counter(), 0
-
-        def begin() -> None:
-            self._check_lock()
-            shutil.rmtree(temporary, ignore_errors=True)
-            self._mount.check(self.root)
-            # Without parents: a mount that is gone must not be replaced by a folder on the disk below it.
-            temporary.mkdir()
 
         def write() -> None:
             written[mesh.rank] = float(self._write_part(temporary, staged))
@@ -223,8 +216,9 @@ class CheckpointWriter:
             self.note_saved(iteration)
 
         try:
-            missed = self._together(begin if is_first else None, what) or self._together(write, what)
+            missed = self._together(partial(self._begin, staged, temporary), what) or self._together(write, what)
             if missed is None:
+                stage_s[mesh.rank] = staged.waited_s
                 sums = sum_over_ranks([*written, *stage_s], self.device, self.group)
                 written, stage_s = sums[: mesh.world_size], sums[mesh.world_size :]
                 writers, total = [rank for rank, size in enumerate(written) if size], int(sum(written))
@@ -312,6 +306,17 @@ class CheckpointWriter:
             problem = file.find_damage_on_disk(range(count) if amount == "all" else sampled_blocks(count, iteration))
         if problem is not None:
             raise DamagedCheckpointError(f"{path.name}, read back after the write, {problem}")
+
+    def _begin(self, staged: StagedSave, temporary: Path) -> None:
+        """Make the copies, and on rank 0 the folder."""
+        staged.copy()
+        if staged.mesh.rank != 0:
+            return
+        self._check_lock()
+        shutil.rmtree(temporary, ignore_errors=True)
+        self._mount.check(self.root)
+        # Without parents: a mount that is gone must not be replaced by a folder on the disk below it.
+        temporary.mkdir()
 
     def _write_part(self, temporary: Path, staged: StagedSave) -> int:
         """Write this rank's tensors; returns the bytes of its files, 0 if it has no tensors."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from trainer.checkpoint.checksums import ChecksumWriter, WrittenFile
+from trainer.optimizer.split_master import Master, SplitMaster
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -18,11 +18,12 @@ DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 _HEADER_ALIGNMENT = 8
 
 
-def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> WrittenFile:
+def write_rank_file(path: Path, tensors: Mapping[str, Master]) -> WrittenFile:
     """Write and sync ``tensors``; returns size and checksums of the file.
 
     Tensors are written one after another straight from their memory, so that a save needs no second copy of the state
-    (on a GPU, copies of a few tensors), and a slice of a shared buffer is stored alone.
+    (on a GPU, copies of a few tensors; of split masters, parts of them), and a slice of a shared buffer is stored
+    alone.
 
     Raises:
         OSError: the disk is full, or writing fails.
@@ -50,6 +51,10 @@ def write_rank_file(path: Path, tensors: Mapping[str, Tensor]) -> WrittenFile:
         return written
 
 
-def _write_tensor(writer: ChecksumWriter, tensor: Tensor) -> None:
+def _write_tensor(writer: ChecksumWriter, tensor: Master) -> None:
+    if isinstance(tensor, SplitMaster):
+        for part in tensor.parts():
+            _write_tensor(writer, part)
+        return
     if tensor.numel():
         writer.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -7,7 +7,8 @@ Exit codes: 0 done, 1 the run failed, 2 bad flags, 3 bad config, 130 interrupted
 from __future__ import annotations
 
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
@@ -32,6 +33,31 @@ def cuda_defaults(config: TrainConfig) -> dict[str, str]:
     # device cannot be queried before CUDA starts. (Megatron-LM, megatron/core/tensor_parallel/layers.py,
     # linear_with_grad_accumulation_and_async_allreduce, and validate_args of megatron/training/arguments.py.)
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+def allocator_defaults(
+    config: TrainConfig,
+    launch: LaunchEnvironment,
+    environment: Mapping[str, str],
+    nvidia: Path = Path("/dev/nvidiactl"),
+) -> dict[str, str]:
+    """Settings of torch's allocator for a run on NVIDIA GPUs; empty if the user has set some, or without a GPU.
+
+    Segments that grow leave no gaps between blocks of other sizes, which experts, lengths of documents and recompute
+    ask for (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage). PYTORCH_CUDA_ALLOC_CONF is
+    the name before torch 2.9, which later releases read too.
+
+    Args:
+        config: the training config.
+        launch: tells a job that has no GPUs.
+        environment: of this process.
+        nvidia: the device file that the driver makes; torch may not start CUDA yet.
+    """
+    device = config.training.device
+    is_on_gpu = device == "cuda" or (device == "auto" and launch.gpus_per_node != 0 and nvidia.exists())
+    if not is_on_gpu or not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(environment):
+        return {}
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def tracker_defaults(config: TrainConfig) -> dict[str, str]:
@@ -84,7 +110,8 @@ def main(
         return 3
     for note in command_line.notes if speaks else ():
         print(note)
-    for name, value in (cuda_defaults(config) | tracker_defaults(config)).items():
+    defaults = cuda_defaults(config) | allocator_defaults(config, launch, environment) | tracker_defaults(config)
+    for name, value in defaults.items():
         environment.setdefault(name, value)
     from trainer.training.pretraining import run_pretraining
 

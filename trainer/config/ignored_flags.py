@@ -22,8 +22,9 @@ IGNORED: tuple[tuple[str, str], ...] = (
         "communication and computation overlap wherever the backend allows",
         """
         defer-embedding-wgrad-compute delay-wgrad-compute disable-align-grad-reduce disable-tp-comm-bulk-dgrad
-        disable-tp-comm-bulk-wgrad disable-tp-comm-split-ag disable-tp-comm-split-rs
-        ep-overlap-early-attn-memory-release high-priority-a2a-comm-stream high-priority-stream-groups=+
+        disable-tp-comm-bulk-wgrad disable-tp-comm-overlap-ag disable-tp-comm-overlap-rs disable-tp-comm-split-ag
+        disable-tp-comm-split-rs tp-comm-bulk-dgrad tp-comm-bulk-wgrad
+        ep-overlap-early-attn-memory-release high-priority-a2a-comm-stream
         no-tp-comm-bulk-dgrad no-tp-comm-bulk-wgrad no-tp-comm-overlap-ag no-tp-comm-overlap-rs
         no-tp-comm-split-ag no-tp-comm-split-rs overlap-dispatch-backward-with-experts-wgrad
         overlap-moe-expert-parallel-comm overlap-p2p-communication-warmup-flush
@@ -84,11 +85,10 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "no profile is written; the training is the same",
+        "a profile has names and times of operations, but no shapes, call stacks, marks for Nsight Systems or memory",
         """
-        memory-snapshot-path=1 nvtx-ranges profile profile-ranks=+ profile-step-end=1 profile-step-start=1
-        pytorch-profiler-collect-callstack pytorch-profiler-collect-chakra pytorch-profiler-collect-shapes
-        record-memory-history record-shapes use-pytorch-profiler
+        memory-snapshot-path=1 nvtx-ranges pytorch-profiler-collect-callstack pytorch-profiler-collect-chakra
+        pytorch-profiler-collect-shapes record-memory-history record-shapes
         """,
     ),
     (
@@ -152,6 +152,18 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "there is a single checkpoint format, which every parallel layout can load",
+        """
+        use-dist-ckpt
+        """,
+    ),
+    (
+        "copies of the newest state are always on the nodes, each also on a neighbour",
+        """
+        non-persistent-ckpt-type=local replication
+        """,
+    ),
+    (
         "the random state of a checkpoint is a single seed",
         """
         no-save-rng
@@ -164,12 +176,6 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "ranks synchronize once per step, so that garbage collections need no alignment",
-        """
-        disable-manual-gc-eval no-manual-gc-eval
-        """,
-    ),
-    (
         "indexed datasets are always memory-mapped, and the loader's work does not change the samples",
         """
         dataloader-defer-npy-index-mmap dataloader-fast-cache-load no-create-attention-mask-in-dataloader
@@ -177,14 +183,16 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
 )
-"""Reason and flags: with ``=1`` a flag takes a value, with ``=+`` one or more."""
+"""Reason and flags: with ``=1`` a flag takes a value, with ``=+`` one or more, with ``=WORD`` this one only."""
 
 
-def ignored_flags() -> dict[str, tuple[str, int]]:
-    """Flag -> why it has no effect, and its number of values; -1 for one or more."""
-    result = {}
+def ignored_flags() -> dict[str, tuple[str, int, tuple[str, ...]]]:
+    """Flag -> why it has no effect, its number of values (-1: one or more), and the only ones; empty for any."""
+    result: dict[str, tuple[str, int, tuple[str, ...]]] = {}
     for reason, words in IGNORED:
         for word in words.split():
             name, _, values = word.partition("=")
-            result[name] = (reason, {"": 0, "1": 1, "+": -1}[values])
+            number = {"": 0, "+": -1}.get(values, 1)
+            only = () if values in ("", "1", "+") else (values,)
+            result[name] = (reason, number, only)
     return result

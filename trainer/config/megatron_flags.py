@@ -13,6 +13,7 @@ from typing import Any, Literal
 from trainer.config.forks.ignored import fork_ignored
 from trainer.config.forks.refused import fork_refused
 from trainer.config.ignored_flags import ignored_flags
+from trainer.config.sections.profile_steps import FLAGS, STEPS
 from trainer.config.unsupported_flags import unsupported_flags
 
 
@@ -78,6 +79,8 @@ ALIASES: dict[str, Alias] = {
     "use-rope-scaling": Alias("model.rope_scaling", _LLAMA3_ROPE, yields=True),
     "rope-scaling-factor": Alias("model.rope_scaling", entry="factor"),
     # Megatron-LM's deprecated switch for no learned positions; scripts usually give --position-embedding-type rope too.
+    "non-persistent-save-interval": Alias("checkpoint.copy_interval"),
+    "non-persistent-local-ckpt-dir": Alias("checkpoint.copy_folder"),
     "no-check-for-nan-in-loss-and-grad": Alias("training.max_skipped_steps", 0),
     "check-for-nan-in-loss-and-grad": Alias("training.max_skipped_steps", 1),
     "no-position-embedding": Alias("model.position_embedding_type", "none", yields=True),
@@ -90,6 +93,8 @@ ALIASES: dict[str, Alias] = {
     "warmup": Alias("optimizer.lr_warmup_fraction"),
     "bert-no-binary-head": Alias("model.bert_binary_head", False),
     "encoder-seq-length": Alias("training.seq_length"),
+    "no-manual-gc-eval": Alias("training.manual_gc_eval", False),
+    "disable-manual-gc-eval": Alias("training.manual_gc_eval", False),
     "no-overlap-grad-reduce": Alias("parallel.overlap_grad_reduce", False),
     "no-overlap-param-gather": Alias("parallel.overlap_param_gather", False),
     # Megatron-LM's older switch; scripts may give --recompute-granularity too.
@@ -141,6 +146,8 @@ ALIASES: dict[str, Alias] = {
     "wandb-tag": Alias("logging.wandb_tags"),
     # Of GENIAC's fork of Megatron-DeepSpeed; scripts give --wandb_project too.
     "use-wandb": Alias("logging.wandb_project", "llmctl", yields=True),
+    # Together: see trainer/config/sections/profile_steps.py.
+    **dict.fromkeys(FLAGS, Alias(STEPS)),
     "use-torch-fsdp2": Alias("parallel.data_parallel_sharding_strategy", "optim_grads_params", yields=True),
 }
 
@@ -151,7 +158,8 @@ _FP8_DETAIL = "the flag only matters for fp8 training, which --fp8-format reques
 _OVERLAP = "communication and computation overlap wherever the backend allows"
 _BALANCED = "stages are always balanced by cost, including embedding and loss"
 _EXPERT_KERNELS = "expert kernels are selected for the device; the result is the same"
-_FP32_STATE = "main gradients, master weights and moments are always float32"
+_FP32_SUMS = "gradients are accumulated and reduced in fp32, unless --main-grads-dtype is bf16"
+_FP32_STATE = "master weights are always float32"
 _DISPATCHERS = ("alltoall", "alltoall_seq", "allgather", "flex")
 _DEEPSPEED = "is a flag of Megatron-DeepSpeed; "
 _OWN_LAYOUT = "use --pipeline-model-parallel-layout for another division of the layers than by cost"
@@ -176,10 +184,9 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "--attention-backend selects the kernels; the default is the fastest backend that supports the config"
     ),
     "no-async-tensor-model-parallel-allreduce": WithoutEffect(_FUSION),
-    "cross-entropy-fusion-impl": WithoutEffect(_FUSION, 1, only=("native", "te")),
     "no-persist-layer-norm": WithoutEffect("the LayerNorm kernel supports every width"),
     "attention-softmax-in-fp32": WithoutEffect("the softmax of attention always accumulates in fp32"),
-    "accumulate-allreduce-grads-in-fp32": WithoutEffect("gradients are always accumulated and reduced in fp32"),
+    "accumulate-allreduce-grads-in-fp32": WithoutEffect(_FP32_SUMS),
     "no-query-key-layer-scaling": WithoutEffect("attention scores are never scaled by the layer number"),
     "apply-query-key-layer-scaling": WithoutEffect(
         "Megatron-LM divides scores by the layer number against an overflow of fp16 and multiplies them again in the "
@@ -196,10 +203,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     ),
     "tp-comm-overlap": WithoutEffect(_OVERLAP),
     "tp-comm-overlap-cfg": WithoutEffect(_OVERLAP, 1),
-    "tp-comm-bulk-dgrad": WithoutEffect(_OVERLAP),
-    "tp-comm-bulk-wgrad": WithoutEffect(_OVERLAP),
-    "disable-tp-comm-overlap-ag": WithoutEffect(_OVERLAP),
-    "disable-tp-comm-overlap-rs": WithoutEffect(_OVERLAP),
     "align-grad-reduce": WithoutEffect(_OVERLAP),
     "no-align-grad-reduce": WithoutEffect(_OVERLAP),
     "align-param-gather": WithoutEffect(_OVERLAP),
@@ -215,12 +218,11 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "all ranks of a context share one ring; the result is the same", -1
     ),
     "spec": WithoutEffect(_CORE, 1, only=("local",), otherwise="layers of your own are not supported; leave it out"),
-    "grad-reduce-in-bf16": WithoutEffect(_FP32_STATE),
-    "use-precision-aware-optimizer": WithoutEffect(_FP32_STATE),
-    "main-grads-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
+    "grad-reduce-in-bf16": WithoutEffect(_FP32_SUMS),
+    "use-precision-aware-optimizer": WithoutEffect(
+        "--exp-avg-dtype, --store-param-remainders and their like alone set the storage"
+    ),
     "main-params-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
-    "exp-avg-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
-    "exp-avg-sq-dtype": WithoutEffect(_FP32_STATE, 1, only=("fp32",)),
     "moe-grouped-gemm": WithoutEffect(_EXPERT_KERNELS),
     "moe-use-legacy-grouped-gemm": WithoutEffect(_EXPERT_KERNELS),
     "moe-router-fusion": WithoutEffect(_EXPERT_KERNELS),
@@ -235,8 +237,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "moe-router-dtype": WithoutEffect("the router always computes in float32", 1, only=("fp32",)),
     "enable-cuda-graph": WithoutEffect(_FUSION),
     "te-rng-tracker": WithoutEffect(_CORE),
-    "manual-gc": WithoutEffect("ranks synchronize once per step, so that garbage collections need no alignment"),
-    "manual-gc-interval": WithoutEffect("see --manual-gc", 1),
     "use-cpu-initialization": WithoutEffect(
         "weights are always initialized on the CPU, so that every parallel layout starts from the same weights"
     ),
@@ -295,7 +295,6 @@ WITHOUT_EFFECT: dict[str, WithoutEffect] = {
         "results of repeated steps are not compared; leave the flag out",
     ),
     "ckpt-format": WithoutEffect("there is a single checkpoint format, which every parallel layout can load", 1),
-    "use-dist-ckpt": WithoutEffect("there is a single checkpoint format, which every parallel layout can load"),
     **{name: WithoutEffect(*meaning) for name, meaning in (ignored_flags() | fork_ignored()).items()},
 }
 

@@ -107,7 +107,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         fake-process-group fp16-lm-cross-entropy fp32-residual-connection
         fsdp-db-use-persist-buf-on-alloc-fail gpu-sniff-test-interval gtp-expert-remat-nccl-ub
         gtp-remat-nccl-ub gtp-remat-opt-in-modules gtp-remat-reduce-scatter-with-fp32-accumulation
-        hybrid-context-parallel iterations-to-skip lazy-mpu-init max-seqlen-per-dp-cp-rank
+        hybrid-context-parallel lazy-mpu-init max-seqlen-per-dp-cp-rank
         megatron-fsdp-enable-fine-grained-param-gather megatron-fsdp-grad-comm-dtype
         megatron-fsdp-main-grads-dtype megatron-fsdp-main-params-dtype megatron-fsdp-max-pool-double-buffer
         megatron-fsdp-version mhc-init-gating-factor mhc-num-residual-streams mhc-recompute-layer-num
@@ -197,9 +197,9 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (
         "checkpoints have one kind and one place; use --save, --save-interval and --keep-last",
         """
-        load-main-params-from-ckpt non-persistent-ckpt-type
-        non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo non-persistent-local-ckpt-dir
-        non-persistent-save-interval persistent-save-interval replication replication-factor replication-jump
+        load-main-params-from-ckpt
+        non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo persistent-save-interval
+        replication-factor replication-jump
         save-activations-interval save-dgrads-interval save-params-interval save-tokens-per-expert-interval
         save-wgrads-interval
         """,

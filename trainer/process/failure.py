@@ -15,6 +15,18 @@ class PeerFailedError(RuntimeError):
     """Another rank has failed and written its record; this rank exits without a record."""
 
 
+class NodeError(RuntimeError):
+    """A node is not fit for the job. The message is one sentence.
+
+    Attributes:
+        culprits: names of the nodes at fault; empty if the cause is a folder or a setting.
+    """
+
+    def __init__(self, sentence: str, culprits: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.culprits = culprits
+
+
 @dataclass(frozen=True)
 class FailureRecord:
     """Content of errors/rank-NNNNN.json.
@@ -24,6 +36,7 @@ class FailureRecord:
         time: time of the failure in seconds since the epoch. The cause has the smallest time among the records that
             are not consequences.
         module: module of the exception's class, which tells the trainer's own errors from others.
+        culprits: names of the nodes at fault, where the preflight has found that out.
         exit_code: exit code of the rank. The supervisor reads the record, so that the job exits with the code of the
             cause, whatever the launcher returns.
     """
@@ -39,6 +52,7 @@ class FailureRecord:
     time: float
     exit_code: int
     module: str
+    culprits: tuple[str, ...] = ()
 
     def write(self, run: RunDirectory | None) -> None:
         """Write the record into the run directory, if possible."""
@@ -93,6 +107,7 @@ def record_failure(
         time=time.time(),
         exit_code=exit_code,
         module=type(error).__module__,
+        culprits=error.culprits if isinstance(error, NodeError) else (),
     )
     record.write(run)
     return record

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
+from trainer.process.connections import Connections, read_connections
 from trainer.process.run_directory import write_json
 from trainer.process.stacks import StackWriter, watch_interpreter
 
@@ -24,6 +25,8 @@ SECONDS_BETWEEN_SIGNS = 5.0
 """Longest age of ``written`` in the file of a rank whose process runs."""
 _SILENT_S = 3.0
 """Time without progress from which on the rank looks for a request for its stacks."""
+_WAITING_S = 2.0
+"""Time in one collective from which on the rank looks for peers that do not answer. Steps go on sooner."""
 _PAGE_BYTES = 4096
 KERNEL_BUILD = "building the kernels"
 """Phase of the ranks while kernels are built. The rank that builds adds the percent, the others wait (state.py)."""
@@ -52,7 +55,8 @@ class Heartbeat:
     A separate thread writes, at most once per second and only after a change. So training never waits for the file
     system, ``time`` is the time of the last progress (a phase, an iteration or a collective), and a rank that hangs in
     a collective records that phase, even if the phase began right after the last write. ``written`` is a sign of life
-    of the process itself, every few seconds: a rank that waits writes on, a stopped process or node does not.
+    of the process itself, every few seconds: a rank that waits writes on, a stopped process or node does not. A rank
+    that waits in one collective for seconds adds its addresses and the peers that do not answer, ``network``.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:
@@ -67,8 +71,10 @@ class Heartbeat:
         self._busy: tuple[float, ...] = ()
         self._latest: tuple[int, str, float] = (0, "start", time.time())
         self._read_collectives: Callable[[], CollectivesEntered] = CollectivesEntered
+        self._keep_at_hang: Callable[[], None] = lambda: None
         self._collectives = CollectivesEntered()
         self._entered = self._inside_since = 0.0
+        self._connections = Connections()
         self._written: tuple[object, ...] | None = None
         self._signed = 0.0
         self._stacks = StackWriter(path.parent.parent, rank) if path is not None else None
@@ -111,6 +117,10 @@ class Heartbeat:
         """Record the collectives that ``read`` tells of, from now on. The heartbeat's thread calls it each second."""
         self._read_collectives = read
 
+    def keep_at_hang(self, keep: Callable[[], None]) -> None:
+        """Call ``keep``, beside writing the stacks, when a hang is told. The heartbeat's thread calls it."""
+        self._keep_at_hang = keep
+
     @property
     def phase(self) -> str:
         """Current phase of this rank."""
@@ -135,14 +145,16 @@ class Heartbeat:
             self._write()
             watch_interpreter()
             is_silent = time.time() - max(self._latest[2], self._entered) > _SILENT_S
-            if is_silent and self._stacks is not None:
-                self._stacks.answer()
+            # A hang was told: keep what this rank was doing.
+            if is_silent and self._stacks is not None and self._stacks.answer():
+                self._keep_at_hang()
         faulthandler.cancel_dump_traceback_later()
 
     def _write(self) -> None:
         if self._path is None:
             return
         self._note_collectives()
+        self._note_connections()
         latest = (
             *self._latest,
             self._warning,
@@ -151,6 +163,8 @@ class Heartbeat:
             self._save,
             self._busy,
             self._collectives,
+            self._connections.addresses,
+            self._connections.peers,
         )
         now = time.time()
         # A step of the clock backwards must not silence the sign.
@@ -179,6 +193,14 @@ class Heartbeat:
         if self._collectives != before:
             self._inside_since = time.time()
 
+    def _note_connections(self) -> None:
+        waited_s = time.time() - self._inside_since
+        self._connections = Connections()
+        if self._collectives.inside and waited_s > _WAITING_S:
+            # What a kernel does not tell is left out.
+            with contextlib.suppress(Exception):
+                self._connections = read_connections(waited_s)
+
     def _values(self, iteration: int, phase: str, moment: float) -> dict[str, object]:
         collectives = self._collectives
         values = {**self._fixed, "iteration": iteration, "phase": phase, "time": max(moment, self._entered)}
@@ -192,6 +214,7 @@ class Heartbeat:
             "inside": {"name": collectives.inside, "group": collectives.group, "since": self._inside_since}
             if collectives.inside
             else {},
+            "network": self._connections.values(),
         }
         return {**values, **{key: value for key, value in optional.items() if value}}
 

@@ -120,6 +120,11 @@ def missed_row(attempt: int, iteration: int, problem: str) -> dict[str, Any]:
     return {"attempt": attempt, "iteration": iteration, "missed_save": problem, "time": time.time()}
 
 
+def spike_row(attempt: int, iteration: int, loss: float, median: float) -> dict[str, Any]:
+    """Build the row of a step whose loss is far above the ``median`` of those before it."""
+    return {"attempt": attempt, "iteration": iteration, "loss_spike": loss, "loss_before": median, "time": time.time()}
+
+
 def saved_row(
     attempt: int, iteration: int, size: int, *, stage_s: float, wait_s: float, drain_s: float
 ) -> dict[str, Any]:
@@ -131,6 +136,21 @@ def saved_row(
         "save_stage_s": stage_s,
         "save_wait_s": wait_s,
         "save_drain_s": drain_s,
+        "time": time.time(),
+    }
+
+
+def copied_row(
+    attempt: int, iteration: int, size: int, *, stage_s: float, wait_s: float, drain_s: float
+) -> dict[str, Any]:
+    """Build the row of a copy of the state, of ``size`` bytes over all ranks; see saved_row."""
+    return {
+        "attempt": attempt,
+        "iteration": iteration,
+        "copy_bytes": size,
+        "copy_stage_s": stage_s,
+        "copy_wait_s": wait_s,
+        "copy_drain_s": drain_s,
         "time": time.time(),
     }
 
@@ -153,7 +173,8 @@ def training_line(row: Mapping[str, Any], train_iters: int) -> str:
     if row["mfu"] is not None:
         parts.append(f"MFU {row['mfu']:.1%}")
     if row["skipped_iterations"]:
-        parts.append(f"loss scale {row['loss_scale']:g}, {row['skipped_iterations']} skipped")
+        scale = f"loss scale {row['loss_scale']:g}, " if row["loss_scale"] != 1.0 else ""
+        parts.append(f"{scale}{row['skipped_iterations']} skipped")
     if row["nan_iterations"]:
         parts.append(f"{row['nan_iterations']} not finite")
     return "  ".join([*parts, f"ETA {_clock(left_s)}"])

@@ -1,4 +1,4 @@
-"""Warning of a 16-bit dtype whose matrix products are slow on the CPU."""
+"""Warnings of 16-bit dtypes: slow products on the CPU, and moments that change too little for them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from trainer.config.sections.optimizer import OptimizerConfig
     from trainer.config.sections.training import TrainingConfig
+    from trainer.config.train_config import TrainConfig
 
 _KEYS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def precision_warnings(config: TrainConfig, device: torch.device) -> list[str]:
+    """Warnings for the log of a run whose ranks are on ``device``."""
+    found = (slow_precision(config.training, device, cpu_has_fast_products), held_moments(config.optimizer))
+    return [warning for warning in found if warning is not None]
 
 
 def slow_precision(
@@ -30,6 +38,21 @@ def slow_precision(
     return (
         f"training.{key}: matrix products in {key} are slow on this processor, which has no instructions for them; "
         f"float32 is several times as fast here: remove training.{key},{other} or train on a GPU"
+    )
+
+
+def held_moments(optimizer: OptimizerConfig) -> str | None:
+    """Warning if steps may round the fall of Adam's mean of the squared gradient away, or None.
+
+    Without a gradient a step multiplies the mean by beta2. Half the distance of neighbours in bf16 is between 2^-9 and
+    2^-8 of a number: less than that is rounded away.
+    """
+    if optimizer.exp_avg_sq_dtype != "bf16" or 1.0 - optimizer.adam_beta2 >= 2.0**-8:
+        return None
+    return (
+        f"optimizer.exp_avg_sq_dtype: with adam_beta2 {optimizer.adam_beta2:g} a step changes the mean of the squared "
+        "gradient by less than bf16 can store, so that the mean no longer falls; use an adam_beta2 of at most 0.996, "
+        "or fp32"
     )
 
 

@@ -78,6 +78,11 @@ class RunDirectory:
         return self.attempt_dir / "outcome.json"
 
     @property
+    def preflight(self) -> Path:
+        """Facts and findings of the preflight, which global rank 0 writes."""
+        return self.attempt_dir / "preflight.json"
+
+    @property
     def reserve(self) -> Path:
         """File of the supervisor that is removed to make room for records on a full disk."""
         return self.attempt_dir / ".reserve"
@@ -85,6 +90,15 @@ class RunDirectory:
     def rank_log(self, rank: int) -> Path:
         """Log file of one rank."""
         return self.attempt_dir / f"rank-{rank:05d}.log"
+
+    def flight_record(self, rank: int) -> Path:
+        """Newest collectives of a rank at a hang, where NCCL writes its own, too (llmctl/supervisor/node.py)."""
+        return self.attempt_dir / "flight" / f"rank_{rank}"
+
+    @property
+    def profiles(self) -> Path:
+        """Folder of the attempt's profiles, one for each profiled rank; see trainer.training.profile."""
+        return self.attempt_dir / "profile"
 
     def heartbeat(self, rank: int) -> Path:
         """Heartbeat file of one rank."""

@@ -24,21 +24,26 @@ class StackWriter:
         self._file = attempt / FOLDER / f"rank-{rank:05d}.txt"
         self._answered = 0
 
-    def answer(self) -> None:
-        """Write the stacks, if they were asked for since the last time; a failure of the disk is ignored."""
+    def answer(self) -> bool:
+        """Write the stacks, if they were asked for since the last time; True if so.
+
+        A failure of the disk is ignored.
+        """
         with suppress(OSError):
             # Listing makes a network file system drop its cached "no such file".
             if WANTED not in os.listdir(self._attempt):  # noqa: PTH208
-                return
+                return False
             wanted = (self._attempt / WANTED).stat().st_size
             if wanted <= self._answered:
-                return
+                return False
             self._answered = wanted
             self._file.parent.mkdir(exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(time.strftime("%Y-%m-%d %H:%M:%S\n"))
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
+            return True
+        return False
 
 
 def watch_interpreter() -> None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
+
 from trainer.distributed.collectives import sum_over_ranks
 from trainer.pipeline.executor import forward_only
 
 if TYPE_CHECKING:
-    import torch
-
     from trainer.config.sections.batch_sizes import BatchSizes
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
@@ -64,11 +64,17 @@ class GlobalBatches:
         totals = sum_over_ranks(list(own_counts.values()), self.device)
         return {name: int(count) for name, count in zip(own_counts, totals, strict=True)}
 
-    def own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
-        """This rank's share of the sum of each term of the loss."""
+    def own_sums(self, loss: torch.Tensor, terms: int) -> torch.Tensor:
+        """This rank's share of the sum of each term of the loss: float64 [terms] on the device."""
         # Every tp rank of the last stage has the same sums; the first of them contributes them.
         mesh = self.model.mesh
-        return loss.view(-1).tolist() if mesh.computes_loss and mesh.tp_rank == 0 else [0.0] * terms
+        if mesh.computes_loss and mesh.tp_rank == 0:
+            return loss.view(-1).double()
+        return torch.zeros(terms, dtype=torch.float64, device=self.device)
+
+    def own_losses(self, loss: torch.Tensor, terms: int) -> list[float]:
+        """``own_sums``, after a wait for the device."""
+        return [float(total) for total in self.own_sums(loss, terms).tolist()]
 
     def evaluate(self, count: int) -> dict[str, float | None]:
         """Mean of each term of the loss over the first ``count`` batches of the valid split; None without labels.

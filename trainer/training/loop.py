@@ -11,17 +11,18 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trainer.distributed.collectives import max_over_ranks, sum_over_ranks
+from trainer.distributed.collectives import max_over_ranks
 from trainer.distributed.random_streams import StepRandomness
 from trainer.distributed.step_timers import StepTimers
 from trainer.pipeline.executor import forward_backward
 from trainer.process.device import peak_memory_bytes
-from trainer.process.failure import PeerFailedError
+from trainer.process.garbage import GarbageCollector
 from trainer.process.metrics import (
     SpeedScale,
     tasks_line,
@@ -34,10 +35,10 @@ from trainer.process.metrics import (
 from trainer.training.busy_share import busy_shares
 from trainer.training.global_batches import GlobalBatches
 from trainer.training.interval import Interval
-from trainer.training.lost_lock import check_lock, end_lost_run
+from trainer.training.polling import Requests, check_lock, poll
+from trainer.training.profile.step_profile import StepProfile
 from trainer.training.saving import Saving
-from trainer.training.soundness.replay import find_origin
-from trainer.training.soundness.skipped_steps import NonFiniteError, SkippedSteps
+from trainer.training.soundness.step_checks import StepChecks
 from trainer.training.soundness.weight_hashes import compare_replicas
 from trainer.training.step_hooks import StepHooks
 from trainer.training.step_numbers import StepNumbers
@@ -46,14 +47,15 @@ from trainer.training.training_lines import TrainingLines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trainer.checkpoint.copies.state_copies import StateCopies
     from trainer.checkpoint.save import CheckpointWriter
     from trainer.config.train_config import TrainConfig
     from trainer.data.loading.loader import BatchLoader
     from trainer.data.samples.micro_batch import MicroBatch
-    from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer, StepOutcome
+    from trainer.optimizer.mixed_precision import LaunchedStep, MixedPrecisionOptimizer, StepOutcome
     from trainer.parallel_model import ParallelModel
     from trainer.process.heartbeat import Heartbeat
-    from trainer.process.progress import TrainingProgress
+    from trainer.process.progress import Skip, TrainingProgress
     from trainer.process.run_lock import RunLock
     from trainer.process.stop import StopRequest
     from trainer.training.kernel_build import KernelSwitch
@@ -75,6 +77,8 @@ class TrainingLoop:
         metrics: on global rank 0, else None.
         lock: on global rank 0 of a run with a directory, else None.
         saved_iteration: iteration of an existing checkpoint, which is not written again.
+        copies: of the state on the nodes; None without.
+        profile: of a few iterations.
         switch: to kernels that are being built; None without, and after it.
     """
 
@@ -94,26 +98,27 @@ class TrainingLoop:
     attempt: int = 1
     saved_iteration: int | None = None
     switch: KernelSwitch | None = None
+    copies: StateCopies | None = None
+    profile: StepProfile = field(default_factory=StepProfile.none)
     _saving: Saving = field(init=False)
-    _skipped_steps: SkippedSteps = field(init=False)
+    _checks: StepChecks = field(init=False)
     _lines: TrainingLines = field(init=False)
     _timers: StepTimers = field(init=False)
     _numbers: StepNumbers = field(init=False)
     _hooks: StepHooks = field(init=False)
     _batches: GlobalBatches = field(init=False)
+    _garbage: GarbageCollector = field(init=False)
     _save_is_due: bool = False
-    _origin: str = ""
     _began: float = field(default_factory=time.perf_counter)
     _interval: Interval = field(default_factory=Interval)
 
     def __post_init__(self) -> None:
-        training = self.config.training
-        self._skipped_steps = SkippedSteps(training.max_skipped_steps, training.skipped_steps_window)
         self._lines = TrainingLines(self.config.logging.log_interval)
         self._batches = GlobalBatches(self.config, self.model, self.data, self.device)
         self._timers = StepTimers(self.config.logging, self.device)
         self._numbers = StepNumbers(self.config, self.model, self.optimizer)
         self._hooks = StepHooks(self.config, self.model)
+        self._garbage = GarbageCollector.build(self.config.training)
         self._saving = Saving(
             config=self.config.checkpoint,
             model=self.model,
@@ -128,6 +133,18 @@ class TrainingLoop:
             saved_iteration=self.saved_iteration,
             before_save=self._hooks.before_save,
             metrics=self.metrics,
+            copies=self.copies,
+        )
+        self._checks = StepChecks(
+            config=self.config,
+            model=self.model,
+            optimizer=self.optimizer,
+            progress=self.progress,
+            saving=self._saving,
+            heartbeat=self.heartbeat,
+            device=self.device,
+            metrics=self.metrics,
+            attempt=self.attempt,
         )
 
     def run(self) -> Ending:
@@ -136,21 +153,25 @@ class TrainingLoop:
         Raises:
             CheckpointError: too many checkpoints in a row could not be written, or the last one.
             NonFiniteError: on rank 0, too many steps were skipped.
+            LossSpikeError, RollBackError: on rank 0, the loss is a spike that ends the attempt.
             LostLockError: on rank 0, another process has taken the run over.
             ReplicaError: on one rank, replicas hold different weights.
             PeerFailedError: another rank reports one of these.
         """
-        with busy_shares(self.heartbeat, self.device):
+        with busy_shares(self.heartbeat, self.device), self.profile, self._garbage:
             return self._train()
 
     def _train(self) -> Ending:
         training, checkpoint = self.config.training, self.config.checkpoint
         evaluated, is_stopped = -1, False
         self._saving.reserve()
+        self._checks.begin()
         self.heartbeat.begin_training(self.progress.iteration, self.model.mesh.pp_rank)
         while self.progress.iteration < training.train_iters and not is_stopped:
-            is_asked = self._iterate()
+            with self.profile.step(self.progress.iteration + 1, self._timers, self._beat):
+                is_asked = self._iterate()
             iteration = self.progress.iteration
+            self._garbage.after_step(iteration)
             is_stopped = is_asked or self._is_exit(iteration)
             if is_stopped:
                 self._save(is_last=True)
@@ -163,8 +184,9 @@ class TrainingLoop:
             if checkpoint.save_interval is not None and iteration % checkpoint.save_interval == 0:
                 self._save_is_due = True
             # Weights after which no gradient is finite are not worth a save that replaces a good one.
-            if self._save_is_due and not self._skipped_steps.in_a_row and not is_stopped:
+            if self._save_is_due and not self._checks.bad_in_a_row and not is_stopped:
                 self._save()
+            self._saving.copy(skips=self._checks.bad_in_a_row > 0 or is_stopped or iteration >= training.train_iters)
         if self.progress.iteration >= training.train_iters:
             # Before the save: a kill between the two must not lose the last evaluation.
             if evaluated != self.progress.iteration:
@@ -174,12 +196,15 @@ class TrainingLoop:
             is_stopped = False
         self._save(is_last=True)
         check_lock(self.lock, self.device)
+        self._saving.end_copies()
         return "stopped" if is_stopped else "completed"
 
     def _iterate(self) -> bool:
         """Make one optimizer step; True if any rank has a stop request."""
         began = time.perf_counter()
-        progress, training = self.progress, self.config.training
+        progress = self.progress
+        if self._checks.passes_over(progress.iteration + 1):
+            return self._pass_over()
         self._beat("data")
         with self._timers.measure("data"):
             micro_batches, own_counts = self._batches.read("train", progress.consumed_samples)
@@ -195,16 +220,20 @@ class TrainingLoop:
         lr = self._hooks.set_rates(self.optimizer, progress.optimizer_steps, place)
         loss_scale = self.optimizer.loss_scaler.scale
         self._numbers.read(progress.iteration + 1)
+        own_losses = partial(self._batches.own_losses, loss, len(labels))
+        is_held = self._checks.holds_back(own_losses, labels)
         with self._timers.measure("optimizer"):
-            outcome = self.optimizer.step(lr)
-        self.model.move_expert_biases(was_skipped=outcome.skipped)
+            launched = self.optimizer.hold_back() if is_held else self.optimizer.launch(lr)
         self._beat("agreement")
-        losses, is_stopped, switches, has_drained = self._agree(outcome, loss, labels, samples)
+        outcome, losses, polled = self._agree(launched, loss, labels, samples)
+        self.model.move_expert_biases(was_skipped=outcome.skipped)
         self._hooks.note_step(progress.iteration, losses, lr, outcome, micro_batches)
         self._interval.add(time.perf_counter() - began, samples)
-        compare_replicas(self.model, training, progress.iteration, self.device)
+        compare_replicas(self.model, self.config.training, progress.iteration, self.device)
         is_whole = progress.iteration % (self.config.logging.log_interval or 1) == 0
-        is_last = is_stopped or progress.iteration >= training.train_iters or self._is_exit(progress.iteration)
+        is_last = (
+            polled.stops or progress.iteration >= self.config.training.train_iters or self._is_exit(progress.iteration)
+        )
         if is_whole or is_last:
             self._log(outcome, lr, loss_scale, is_last=is_last)
         if is_whole:
@@ -212,46 +241,60 @@ class TrainingLoop:
             progress.begin_interval()
             self._interval.begin()
             self._timers.begin_interval()
-        searches = self._searches_scale(outcome, loss_scale)
-        if outcome.skipped and not searches and not self._skipped_steps.in_a_row:
-            self._find_origin(micro_batches, divisors, labels, loss)
-        if not searches:
-            self._count_skipped(outcome, all(math.isfinite(total) for total, _ in losses.values()))
+        repeat = partial(self._repeat, micro_batches, divisors)
+        self._checks.check(outcome, loss_scale, losses, own_losses, repeat)
         if self._hooks.follow_steps:
             self._beat("hooks")
             self._hooks.after_step()
-        if switches and self.switch is not None and not is_last:
+        if polled.switches and self.switch is not None and not is_last:
             self._beat("switching the kernels")
             self._saving.writer, lines = self.switch.make(progress.iteration, self._saving.writer)
             self.switch = None
             self._say("\n".join(lines))
-        if has_drained:
+        if polled.drained:
             self._saving.finish()
-        return is_stopped
+        return polled.stops
+
+    def _pass_over(self) -> bool:
+        """Count the next iteration, and its samples, without a step; True if any rank has a stop request."""
+        progress = self.progress
+        self._beat("data")
+        # A stream of text has no other way past its samples.
+        self._batches.read("train", progress.consumed_samples)
+        samples = self._batches.sizes.at(progress.consumed_samples)
+        progress.pass_over(samples, samples * self.config.tokens_per_sample)
+        self._say(f"iteration {progress.iteration}: its {samples} samples are passed over")
+        nothing = torch.zeros(0, dtype=torch.float64, device=self.device)
+        _, _, polled = poll(self._requests(), self.lock, nothing, nothing)
+        if polled.drained:
+            self._saving.finish()
+        return polled.stops
 
     def _agree(
-        self, outcome: StepOutcome, loss: torch.Tensor, labels: dict[str, int], samples: int
-    ) -> tuple[Losses, bool, bool, bool]:
-        """Count the iteration of ``samples``, with the number of labels of each term of its loss.
+        self, launched: LaunchedStep, loss: torch.Tensor, labels: dict[str, int], samples: int
+    ) -> tuple[StepOutcome, Losses, Requests]:
+        """Read the outcome of the step and its losses, and count the iteration of ``samples``.
 
-        Returns:
-            Its losses, True if any rank has a stop request, True if any has its kernels, and True if all have drained
-            a save: the same on every rank.
+        The only wait for the device of an iteration without further losses and experts, after all its launches.
         """
-        is_lost = self.lock is not None and self.lock.is_known_lost
-        has_kernels = self.switch is not None and self.switch.following.have_ended
-        flags = [float(self._is_to_stop()), float(is_lost), float(has_kernels), float(self._saving.has_drained)]
-        own, further = self._batches.own_losses(loss, len(labels)), self.model.take_further_losses()
-        totals = sum_over_ranks([*own, *chain.from_iterable(further.values()), *flags], self.device)
-        sums, (stops, lost, switches, drained) = totals[: len(own)], totals[-len(flags) :]
-        if lost:
-            end_lost_run(self.lock)
-        losses = dict(zip(labels, zip(sums, labels.values(), strict=True), strict=True))
-        self._count(outcome, losses, samples)
-        for name, total, count in zip(further, totals[len(own) :: 2], totals[len(own) + 1 :: 2], strict=False):
+        own, further = self._batches.own_sums(loss, len(labels)), self.model.take_further_losses()
+        others = torch.tensor([*chain.from_iterable(further.values())], dtype=torch.float64)
+        sums = torch.cat([own, others.to(self.device, non_blocking=True)])
+        totals, (norm,), polled = poll(self._requests(), self.lock, sums, launched.norm.view(1))
+        outcome = self.optimizer.finish(launched, norm)
+        losses = dict(zip(labels, zip(totals[: len(labels)], labels.values(), strict=True), strict=True))
+        skip: Skip | None = (
+            ("wanted" if outcome.held or self.config.training.fp16 else "bad") if outcome.skipped else None
+        )
+        self.progress.count(samples, samples * self.config.tokens_per_sample, losses, skip)
+        for name, total, count in zip(further, totals[len(labels) :: 2], totals[len(labels) + 1 :: 2], strict=True):
             if math.isfinite(total):
                 self.progress.add_further_loss(name, total, count)
-        return losses, stops > 0.0, switches > 0.0, drained == self.model.mesh.world_size
+        return outcome, losses, polled
+
+    def _requests(self) -> Requests:
+        has_kernels = self.switch is not None and self.switch.following.have_ended
+        return Requests(self._is_to_stop(), has_kernels, self._saving.has_drained)
 
     def _is_exit(self, iteration: int) -> bool:
         """True if exit_interval ends the run after this iteration."""
@@ -263,27 +306,11 @@ class TrainingLoop:
         limit = self.config.training.exit_duration_in_mins
         return self.stop.is_made() or (limit is not None and time.perf_counter() - self._began > 60.0 * limit)
 
-    def _searches_scale(self, outcome: StepOutcome, loss_scale: float) -> bool:
-        """True if the step was skipped to find the loss scale: fp16 begins with some twenty, which halve it."""
-        scaler = self.optimizer.loss_scaler
-        return outcome.skipped and (scaler.scale < loss_scale or scaler.can_fall)
-
-    def _find_origin(
-        self, micro_batches: Sequence[MicroBatch], divisors: Sequence[int], labels: dict[str, int], loss: torch.Tensor
-    ) -> None:
-        """Compute the newest step, which was skipped, again, and tell where it was not finite first."""
-        if not self.config.training.replay_skipped_steps:
-            return
-        self._beat("replay")
-        iteration, own = self.progress.iteration, self._batches.own_losses(loss, len(labels))
-
-        def compute() -> list[float]:
-            losses = self._forward_backward(micro_batches, divisors, iteration - 1)
-            self.model.take_further_losses()
-            return self._batches.own_losses(losses, len(labels))
-
-        self._origin = find_origin(self.model, iteration, compute, own, self.device)
-        self._say(self._origin)
+    def _repeat(self, micro_batches: Sequence[MicroBatch], divisors: Sequence[int]) -> list[float]:
+        """This rank's sums of losses of the newest step, computed again."""
+        losses = self._forward_backward(micro_batches, divisors, self.progress.iteration - 1)
+        self.model.take_further_losses()
+        return self._batches.own_losses(losses, len(divisors))
 
     def _forward_backward(
         self, micro_batches: Sequence[MicroBatch], divisors: Sequence[int], iteration: int
@@ -297,43 +324,6 @@ class TrainingLoop:
             randomness=StepRandomness(self.progress.seed, iteration),
             timers=self._timers,
         )
-
-    def _count_skipped(self, outcome: StepOutcome, is_number: bool) -> None:
-        """Count the skipped steps, and those without a finite loss.
-
-        At the last step, a run whose newest losses are all not finite has nothing to show.
-
-        Raises:
-            NonFiniteError: on rank 0, there are too many.
-            PeerFailedError: the same on all other ranks.
-        """
-        self._skipped_steps.add(outcome.skipped or not is_number)
-        is_last = self.progress.iteration >= self.config.training.train_iters
-        steps = self._skipped_steps.excess or (self._skipped_steps.all_of_them if is_last and not is_number else "")
-        if not steps:
-            return
-        # What is being written is older than these steps, and worth its end.
-        self._saving.wait()
-        if self.model.mesh.rank != 0:
-            raise PeerFailedError("losses or gradients are not finite: rank 0 reports it")
-        root = self.writer.root if self.writer is not None else None
-        raise NonFiniteError(steps, self.progress.iteration, root, self._origin)
-
-    def _count(self, outcome: StepOutcome, losses: Losses, samples: int) -> None:
-        """Count an iteration of ``samples`` with its losses."""
-        progress = self.progress
-        progress.iteration += 1
-        progress.consumed_samples += samples
-        progress.consumed_tokens += samples * self.config.tokens_per_sample
-        progress.interval_iterations += 1
-        is_number = all(math.isfinite(loss_sum) for loss_sum, _ in losses.values())
-        if is_number:
-            progress.add_losses(losses)
-        progress.skipped_samples += samples if outcome.skipped or not is_number else 0
-        if outcome.skipped and self.config.training.fp16:
-            progress.skipped_iterations += 1
-        elif outcome.skipped or not is_number:
-            progress.nan_iterations += 1
 
     def _log(self, outcome: StepOutcome, lr: float, loss_scale: float, *, is_last: bool) -> None:
         self._beat("logging")
@@ -367,14 +357,16 @@ class TrainingLoop:
         if not training.eval_iters or not self.data.has("valid"):
             return
         self._beat("evaluation")
-        (_, mean), *others = self._batches.evaluate(training.eval_iters).items()
+        with self._garbage.beside_evaluation():
+            (_, mean), *others = self._batches.evaluate(training.eval_iters).items()
         row = validation_row(self.attempt, self.progress.iteration, mean, dict(others))
         self._append(row)
         self._say(validation_line(row, training.train_iters))
 
     def _evaluate_tasks(self, tasks: TaskEvaluation) -> None:
         """Log the metrics of all tasks."""
-        metrics = tasks.run(self.model, self.device, lambda: self._beat("evaluation"))
+        with self._garbage.beside_evaluation():
+            metrics = tasks.run(self.model, self.device, lambda: self._beat("evaluation"))
         if self.model.mesh.rank != 0:
             return
         row = tasks_row(self.attempt, self.progress.iteration, metrics)
@@ -383,7 +375,7 @@ class TrainingLoop:
 
     def _save(self, *, is_last: bool = False) -> None:
         """Save, unless this iteration is saved; see Saving.save."""
-        self._saving.save(is_good=not self._skipped_steps.in_a_row, is_last=is_last)
+        self._saving.save(is_good=not self._checks.bad_in_a_row, is_last=is_last)
         self._save_is_due = False
 
     def _append(self, row: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.directory import CheckpointError
+from trainer.training.missing_nodes import missing_nodes
 
 if TYPE_CHECKING:
     from trainer.distributed.mesh import ParallelMesh
@@ -106,7 +107,6 @@ class PeerFailure:
         is_late = any(word in words for word in _LATE)
         # torch.distributed raises RuntimeError and its subclasses. An OSError comes from a file or a user's connection,
         # and a CheckpointError quotes an OSError.
-        # CheckpointError quotes one.
         if not isinstance(error, RuntimeError) or isinstance(error, CheckpointError):
             return None
         if not (is_late or any(word in words for word in _GONE)):
@@ -134,7 +134,10 @@ class PeerFailure:
             return sentence
         named = ", ".join(mesh.describe(rank) + _last_heartbeat(run, rank) for rank in silent[:_MOST_NAMED])
         more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
-        return f"{sentence}; no error record from {named}{more}"
+        missing = ""
+        if run is not None and not all(run.heartbeat(rank).exists() for rank in silent):
+            missing = missing_nodes(run, mesh.rank)
+        return "; ".join(part for part in (sentence, f"no error record from {named}{more}", missing) if part)
 
     def silent_peers(self, run: RunDirectory | None) -> tuple[int, ...]:
         """The peers that leave no error record within a moment.

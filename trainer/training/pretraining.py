@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint.directory import AnotherModelError, CheckpointError, is_own_checkpoint
-from trainer.checkpoint.resume import check_start_point, restore
+from trainer.checkpoint.resume import check_start_point
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.checkpoint.saved_progress import (
     agree_on_saved_progress,
@@ -25,40 +25,41 @@ from trainer.checkpoint.saved_progress import (
     describe_lack,
 )
 from trainer.checkpoint.saved_schedule import follow_saved_schedule
-from trainer.config.errors import ConfigError
-from trainer.data.errors import DataError, LostWorkerError
 from trainer.data.loading.build import build_data
 from trainer.data.loading.loader import DEPTH, BatchLoader
 from trainer.data.loading.loader_sharing import BatchRole, mapped_role, streaming_role
 from trainer.distributed.collectives import any_rank, from_first_rank
+from trainer.distributed.flight_record import write_flight_record
 from trainer.distributed.mesh import ParallelMesh, build_process_groups
 from trainer.distributed.rendezvous import join_ranks
 from trainer.hooks.chosen import Hooks
 from trainer.hooks.user_function import HookError
 from trainer.ops.attention.backend import check_backend
-from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn
+from trainer.ops.dispatch.flash_attn_agreement import Tried, try_flash_attn, with_flash_attn, with_torch_trial
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model, parameter_dtype
-from trainer.planning.device_peaks import known_peak_tflops
-from trainer.planning.flops import flops_per_token
-from trainer.process.device import choose_device, device_name
+from trainer.planning.estimate.device_peaks import known_peak_tflops
+from trainer.planning.flops import count_parameters, flops_per_token
+from trainer.preflight.start import choose_sound_device, run_preflight
+from trainer.process.device import device_name
 from trainer.process.failure import PeerFailedError, record_failure
 from trainer.process.heartbeat import KERNEL_BUILD, Heartbeat
 from trainer.process.metrics import SpeedScale
-from trainer.process.precision import cpu_has_fast_products, slow_precision
+from trainer.process.precision import precision_warnings
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import write_json
-from trainer.process.run_lock import LockedRunError, RunLock
+from trainer.process.run_lock import RunLock
 from trainer.process.stop import StopRequest
 from trainer.trackers.tracking import Tracking
 from trainer.training.collective_counts import CollectiveCounts
+from trainer.training.copying import go_on
+from trainer.training.exit_codes import COMPLETED, INTERRUPTED, exit_code_of, is_sentence
 from trainer.training.kernel_build import KernelSwitch, prepare_kernels
 from trainer.training.loop import Ending, TrainingLoop
 from trainer.training.peer_failure import PeerFailure
+from trainer.training.profile.step_profile import StepProfile
 from trainer.training.row_output import begin_rows
-from trainer.training.run_summary import summarize_run
-from trainer.training.soundness.skipped_steps import NonFiniteError
-from trainer.training.soundness.weight_hashes import ReplicaError
+from trainer.training.run_summary import describe_start, summarize_run
 from trainer.training.task_evaluation import TaskEvaluation
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
     from trainer.data.samples.batches import TrainData
     from trainer.ops.build.build_settings import BuildSettings
+    from trainer.ops.dispatch.background_build import BackgroundKernels
     from trainer.ops.dispatch.selection import KernelSelection
     from trainer.process.launch_environment import LaunchEnvironment
     from trainer.process.run_directory import RunDirectory
@@ -91,9 +93,6 @@ class _Attempt:
     tracking: Tracking
     lock: RunLock | None = None
     fencing_token: int = 0
-
-
-COMPLETED, FAILED, BAD_CONFIG, INTERRUPTED = 0, 1, 3, 130
 
 
 def run_pretraining(
@@ -133,7 +132,7 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     origin = error.__cause__ or error if isinstance(error, HookError) else error
     failure = PeerFailure.of(origin, mesh, heartbeat.phase)
     consequence = failure.sentence(mesh, run) if failure is not None else ""
-    code = _exit_code(error)
+    code = exit_code_of(error)
     record = record_failure(run, mesh.rank, who, iteration, error, exit_code=code, consequence=consequence)
     if isinstance(error, PeerFailedError):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
@@ -141,7 +140,7 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     if failure is None:
         # A rank that has lost a peer keeps the phase in which it waited: it tells who waited for whom.
         heartbeat.beat(iteration, "failed")
-    if isinstance(error, (ConfigError, DataError, CheckpointError, LockedRunError, NonFiniteError, ReplicaError)):
+    if is_sentence(error):
         print(f"trainer: {who}: {error}", file=sys.stderr, flush=True)
         return code
     if failure is None or record is None:
@@ -158,17 +157,10 @@ def _report(attempt: _Attempt, error: Exception) -> int:
     return code
 
 
-def _exit_code(error: Exception) -> int:
-    is_config = isinstance(error, (ConfigError, DataError, AnotherModelError)) and not isinstance(
-        error, LostWorkerError
-    )
-    return BAD_CONFIG if is_config else FAILED
-
-
 def _train(attempt: _Attempt) -> None:
     # All checks that one rank can make alone come before the rendezvous.
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
-    device = choose_device(config.training, attempt.launch)
+    device = choose_sound_device(config, attempt.launch)
     check_backend(config.model, parameter_dtype(config.training), device)
     check_start_point(config.checkpoint, _save_root(config, run))
     Hooks.load(config.hooks)
@@ -179,13 +171,17 @@ def _train(attempt: _Attempt) -> None:
     if config.training.deterministic_mode:
         # Only then: the call imports torch's compiler, which takes each rank more than a second.
         torch.use_deterministic_algorithms(True)
-    tried = None
-    if attempt.launch.local_rank == 0:
-        tried = try_flash_attn(config, parameter_dtype(config.training), device)
+    tried = try_flash_attn(config, parameter_dtype(config.training), device) if attempt.launch.local_rank == 0 else None
     attempt.heartbeat.beat(0, "rendezvous")
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     attempt.heartbeat.follow(CollectiveCounts().read)
+    if run is not None:
+        attempt.heartbeat.keep_at_hang(partial(write_flight_record, run.flight_record(mesh.rank)))
     join_ranks(attempt.launch.rank, attempt.launch.world_size, device, timeout)
+    if config.job.preflight != "off":
+        attempt.heartbeat.beat(0, "preflight")
+        parameters = count_parameters(config, data.vocab_size).total
+        run_preflight(config, attempt.launch, device, run, _save_root(config, run), parameters, attempt.heartbeat)
     with ExitStack() as resources:
         attempt = _lock(attempt, device, resources)
         saved = _await_saved_progress(attempt, device)
@@ -263,21 +259,11 @@ def _build_loop(
 ) -> TrainingLoop:
     config, run, mesh, progress = attempt.config, attempt.run, attempt.mesh, attempt.progress
     save = _save_root(config, run)
-    attempt.heartbeat.beat(0, KERNEL_BUILD)
-    selection, following = prepare_kernels(
-        config,
-        attempt.settings,
-        attempt.launch,
-        device,
-        parameter_dtype(config.training),
-        attempt.heartbeat,
-        resources,
-        is_new=saved is None and _starts_anew(config, save, mesh, device),
-    )
-    selection = with_flash_attn(selection, config.model, parameter_dtype(config.training), device, tried)
+    selection, following = _choose_kernels(attempt, device, tried, resources, saved)
     attempt.heartbeat.beat(0, "building the model")
     # Ranks reach this collective at different times, because one rank of each node builds the kernels.
-    groups = build_process_groups(mesh, timedelta(minutes=config.parallel.distributed_timeout_minutes))
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    groups = build_process_groups(mesh, timeout, config.parallel.high_priority_stream_groups)
     loss = Hooks.load(config.hooks).token_loss(config)
     model = build_model(config, data.vocab_size, mesh, groups, device, selection.kernels, token_loss=loss)
     optimizer = MixedPrecisionOptimizer(config, model)
@@ -288,9 +274,10 @@ def _build_loop(
         writer = _build_writer(attempt, save, number, data.vocab_size, device, labels)
         writer.prepare(mesh.rank, has_saved=saved is not None)
     attempt.heartbeat.beat(0, "loading")
-    restored = restore(config, save, model, optimizer, progress, device, labels, saved)
-    config, writer = follow_saved_schedule(config, restored, save, writer, mesh.rank)
-    saved_iteration = progress.iteration if is_own_checkpoint(restored, save) else None
+    state = (model, optimizer, progress)
+    copies, start = go_on(config, data.vocab_size, attempt.launch, run, state, device, save, labels, saved)
+    config, writer = follow_saved_schedule(config, start.checkpoint, save, writer, mesh.rank)
+    saved_iteration = start.saved_iteration(save)
     if writer is not None and mesh.rank == 0:
         writer.note_saved(saved_iteration)
     loader = _build_loader(config, mesh, data, progress, device)
@@ -299,7 +286,7 @@ def _build_loop(
     if mesh.rank == 0:
         metrics = begin_rows(config, mesh, run, attempt.lock, attempt.tracking, progress, save)
         resources.callback(metrics.close)
-        _print_summary(config, mesh, device, data, selection, restored, progress)
+        _print_summary(config, mesh, device, data, selection, start.place, progress)
     return TrainingLoop(
         config=config,
         model=model,
@@ -317,12 +304,30 @@ def _build_loop(
         attempt=number,
         saved_iteration=saved_iteration,
         switch=KernelSwitch(following, model.kernels) if following is not None else None,
+        copies=copies,
+        profile=StepProfile.of_run(config.logging, run, mesh.rank, device),
     )
 
 
-def _starts_anew(config: TrainConfig, save: Path | None, mesh: ParallelMesh, device: torch.device) -> bool:
+def _choose_kernels(
+    attempt: _Attempt, device: torch.device, tried: Tried | None, resources: ExitStack, saved: SavedProgress | None
+) -> tuple[KernelSelection, BackgroundKernels | None]:
+    """Kernels for the first iterations, flash-attn's among them, and those that follow. Collective: all ranks."""
+    config, heartbeat = attempt.config, attempt.heartbeat
+    dtype = parameter_dtype(config.training)
+    heartbeat.beat(0, KERNEL_BUILD)
+    is_new = saved is None and _starts_anew(attempt, device)
+    selection, following = prepare_kernels(
+        config, attempt.settings, attempt.launch, device, dtype, heartbeat, resources, is_new=is_new
+    )
+    selected = with_flash_attn(selection, config.model, dtype, device, tried)
+    return with_torch_trial(selected, config, dtype, device), following
+
+
+def _starts_anew(attempt: _Attempt, device: torch.device) -> bool:
     """True if rank 0 sees no checkpoint that the run could continue. Collective: all ranks."""
-    is_there = mesh.rank == 0 and save is not None and not describe_lack(save)
+    config, save = attempt.config, _save_root(attempt.config, attempt.run)
+    is_there = attempt.mesh.rank == 0 and save is not None and not describe_lack(save)
     may_start_anew = config.checkpoint.load is None or config.continues_save
     return may_start_anew and not any_rank(is_there, device)
 
@@ -363,7 +368,7 @@ def _build_loader(
         role,
         {"train": sizes.samples_after(training.train_iters), "valid": training.eval_iters * sizes.full},
         DEPTH if config.data.num_workers else 0,
-        pinned=device.type == "cuda",
+        pinned_for=device if device.type == "cuda" else None,
     )
 
 
@@ -377,15 +382,8 @@ def _print_summary(
     progress: TrainingProgress,
 ) -> None:
     lines = [*summarize_run(config, mesh, data.vocab_size, device_name(device)), *selection.lines(), *data.notes]
-    warning = slow_precision(config.training, device, cpu_has_fast_products)
-    lines.extend([] if warning is None else [warning])
-    if restored is not None and progress.iteration == 0:
-        lines.append(f"starting from the weights of {restored}")
-    elif restored is not None:
-        lines.append(f"resuming from {restored} at iteration {progress.iteration}")
-    elif config.checkpoint.load is not None:
-        lines.append(f"starting from new weights: {config.checkpoint.load} holds no checkpoint yet")
-    print("\n".join(lines), flush=True)
+    lines.extend(precision_warnings(config, device))
+    print("\n".join([*lines, *describe_start(config, restored, progress.iteration)]), flush=True)
 
 
 def _run(loop: TrainingLoop, rank: int) -> Ending:

@@ -83,6 +83,7 @@ def _facts(
         "commit": code.get("commit"),
         "uncommitted changes": "yes" if code.get("diff") else None,
         "nodes": job.get("nodes"),
+        "spare nodes": job.get("spare_nodes"),
         f"{job.get('points_unit') or 'points'} per node-hour": job.get("points_per_node_hour"),
     }
     axes = ("tp", "pp", "cp", "dp", "ep", "world_size")

@@ -13,6 +13,8 @@ from trainer.planning.pipeline import pipeline_placement, pipeline_schedule
 from trainer.planning.stage_partition import partition_layers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainer.config.train_config import TrainConfig
     from trainer.distributed.mesh import ParallelMesh
 
@@ -37,6 +39,23 @@ def summarize_run(config: TrainConfig, mesh: ParallelMesh, vocab_size: int, devi
     ]
     details = [*_pipeline(config, mesh, vocab_size), *_attention(config), *_memory(config, mesh)]
     return [*lines, "; ".join(details)] if details else lines
+
+
+def describe_start(config: TrainConfig, restored: Path | None, iteration: int) -> list[str]:
+    """A line on the weights that the run starts from; none for a run that asks for new ones.
+
+    Args:
+        config: the training config.
+        restored: the checkpoint, if one was restored.
+        iteration: the last iteration of the checkpoint; 0 if only its weights count.
+    """
+    if restored is not None and iteration == 0:
+        return [f"starting from the weights of {restored}"]
+    if restored is not None:
+        return [f"resuming from {restored} at iteration {iteration}"]
+    if config.checkpoint.load is not None:
+        return [f"starting from new weights: {config.checkpoint.load} holds no checkpoint yet"]
+    return []
 
 
 def _length(config: TrainConfig) -> str:
@@ -88,6 +107,8 @@ def _memory(config: TrainConfig, mesh: ParallelMesh) -> list[str]:
         details.append(f"ZeRO-{stage}: {_SHARDED[stage]} divided over {mesh.data_size} ranks")
     if config.optimizer.optimizer_cpu_offload:
         details.append(f"{config.optimizer.optimizer_offload_fraction:.0%} of the optimizer state in CPU memory")
+    if config.training.chunk_of_loss is not None:
+        details.append(f"logits and loss in chunks of {config.training.chunk_of_loss} tokens")
     return [*details, *_recompute(config)]
 
 

@@ -15,14 +15,16 @@ from trainer.conversion.beside_checkpoint import write_hub_folder
 from trainer.distributed.collectives import any_rank
 from trainer.ops.build.compile_jobs import free_memory
 from trainer.process.metrics import missed_row, saved_row
-from trainer.training.lost_lock import check_lock
+from trainer.training.copying import Copying
 from trainer.training.missed_saves import MissedSaves
+from trainer.training.polling import check_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
 
+    from trainer.checkpoint.copies.state_copies import StateCopies
     from trainer.checkpoint.save import CheckpointWriter, Drained, MissedSave
     from trainer.config.sections.checkpoint import CheckpointConfig
     from trainer.data.loading.loader import BatchLoader
@@ -59,6 +61,7 @@ class Saving:
         saved_iteration: iteration of an existing checkpoint, which is not written again.
         before_save: called before each save.
         metrics: takes the rows of rank 0; None elsewhere.
+        copies: of the state on the nodes; None without.
     """
 
     config: CheckpointConfig
@@ -74,6 +77,8 @@ class Saving:
     saved_iteration: int | None
     before_save: Callable[[], None]
     metrics: RowOutput | None
+    copies: StateCopies | None = None
+    _copying: Copying = field(init=False)
     _missed: MissedSaves = field(init=False)
     _draining: Draining[Drained] = field(default_factory=Draining)
     _memory: HostCopy = field(init=False)
@@ -82,6 +87,17 @@ class Saving:
     def __post_init__(self) -> None:
         self._missed = MissedSaves(self.config.max_missed_saves, self.config.missed_saves_grace_s)
         self._memory = HostCopy(self.device)
+        self._copying = Copying(
+            self.config.copy_interval,
+            self.copies,
+            self.model,
+            self.optimizer,
+            self.data,
+            self.progress,
+            self.heartbeat,
+            self.metrics,
+            self.attempt,
+        )
 
     def reserve(self) -> None:
         """Take the host memory for the copies of all saves, and tell of it; without async_save none.
@@ -136,6 +152,15 @@ class Saving:
         if is_last:
             self.finish()
 
+    def copy(self, *, skips: bool) -> None:
+        """Copy the state to the nodes if a copy is due, unless it ``skips``, or this iteration is saved."""
+        known = (self.saved_iteration, self._pending.iteration if self._pending is not None else None)
+        self._copying.copy_if_due(skips=skips or self.progress.iteration in known)
+
+    def end_copies(self) -> None:
+        """Delete all copies, at the end of a run whose last save is complete."""
+        self._copying.end()
+
     @property
     def has_drained(self) -> bool:
         """True if this rank has written its part of a save, whose outcome was not taken. Not collective."""
@@ -167,12 +192,11 @@ class Saving:
         self.heartbeat.warn("")
         self.saved_iteration = save.iteration
         beside = f"; training waited {drained.stage_s + wait_s:.1f} s of them" if self.config.async_save else ""
-        seconds = drained.stage_s + drained.drain_s
-        self._say(f"iteration {save.iteration} saved to {save.root} in {seconds:.1f} s{beside}")
+        self._say(f"iteration {save.iteration} saved to {save.root} in {drained.drain_s:.1f} s{beside}")
         stage_s, drain_s, size = drained.stage_s, drained.drain_s, drained.written_bytes
         row = saved_row(self.attempt, save.iteration, size, stage_s=stage_s, wait_s=wait_s, drain_s=drain_s)
         self._append(row)
-        self.heartbeat.note_save(save.iteration, size, stage_s + wait_s, stage_s + drain_s)
+        self.heartbeat.note_save(save.iteration, size, stage_s + wait_s, drain_s)
         if self.config.save_hugging_face:
             check_lock(self.lock, self.device)
             self._write_hub_folder(save)

@@ -2,18 +2,22 @@
 
 import resource
 import signal
+import threading
 
 import pytest
 import torch
 
 from tests.trainer.checkpoint.test_training import VOCAB_SIZE, build, iterate
 from tests.trainer.parity.parity_case import Case
+from tests.waiting import HANG_S, wait_for
 from trainer.checkpoint.directory import LATEST, checkpoint_path, complete_iterations
 from trainer.checkpoint.save import CheckpointWriter
 from trainer.checkpoint.saving.draining import Draining
 from trainer.checkpoint.saving.host_copy import HostCopy, copied_bytes
 from trainer.checkpoint.saving.memory_check import check_copies_fit
+from trainer.checkpoint.saving.snapshot import Snapshot
 from trainer.config.errors import ConfigError
+from trainer.optimizer.split_master import joined
 from trainer.process.progress import TrainingProgress
 
 CPU = torch.device("cpu")
@@ -52,6 +56,7 @@ def save_twice_in_both_ways(rank, world_size, case, root):
 LAYOUTS = {
     "dp2 bf16": Case(dp=2, micro_batches=2, precision="bf16"),
     "zero1 bf16": Case(dp=2, micro_batches=2, precision="bf16", zero=1),
+    "zero1 remainders": Case(dp=2, micro_batches=2, precision="bf16", zero=1, remainders=True),
     "zero3 fp16": Case(dp=2, micro_batches=2, precision="fp16", zero=3),
     "tp2 pp2": Case("qwen", tp=2, pp=2, micro_batches=2),
     "experts": Case("mixtral", dp=2, ep=2, micro_batches=2, zero=1),
@@ -75,6 +80,79 @@ def test_a_save_beside_the_training_has_the_bytes_of_one_between_two_steps(ranks
     # The memory that is told beforehand: the tensors, and less than a cache line for each.
     size = sum(map(len, files.values()))
     assert 0.5 * size < sum(copied) < 1.1 * size
+
+
+class HeldSnapshot(Snapshot):
+    """Copies that are not made before ``gate`` is set."""
+
+    def __init__(self, pairs):
+        super().__init__(pairs, None)
+        self.gate, self.began = threading.Event(), threading.Event()
+
+    def _copy_all(self):
+        self.began.set()
+        assert self.gate.wait(HANG_S)
+        super()._copy_all()
+
+
+def test_a_change_waits_for_copies_that_a_thread_makes():
+    state, place, events = torch.ones(4), torch.zeros(4), []
+    snapshot = HeldSnapshot([(state, place)])
+    copier = threading.Thread(target=snapshot.make)
+    copier.start()
+    assert snapshot.began.wait(HANG_S)
+
+    def change():
+        events.append("asks")
+        snapshot.before_change()
+        events.append("changes")
+        state.zero_()
+
+    training = threading.Thread(target=change)
+    training.start()
+    wait_for(lambda: events == ["asks"], "the training")
+    assert training.is_alive() and snapshot.waited_s == 0.0
+    snapshot.gate.set()
+    for thread in (copier, training):
+        thread.join(HANG_S)
+    assert events == ["asks", "changes"]
+    assert (place.tolist(), state.tolist()) == ([1.0] * 4, [0.0] * 4)
+    assert snapshot.waited_s > 0.0
+
+
+def change_after_a_stage(rank, world_size, case, root):
+    """Stage, load or skip a step, and drain; of the copied masters: how many, and how many are not as staged."""
+    config, model, optimizer = build(rank, world_size, case)
+    writer, memory = writer_of(config, root, rank), HostCopy(CPU)
+    count, different = 0, 0
+    changes = (lambda: optimizer.restore(3, None), optimizer.adopt_weights, optimizer.hold_back)
+    for iteration, change in enumerate(changes, 1):
+        for master in optimizer.masters.values():
+            master.copy_(torch.full(master.shape, float(iteration)))
+        before = {name: joined(master).clone() for name, master in optimizer.masters.items()}
+        staged = writer.stage(model, optimizer, TrainingProgress(iteration=iteration), memory)
+        change()
+        for master in optimizer.masters.values():
+            master.copy_(torch.zeros(master.shape))
+        assert writer.drain(staged).missed is None
+        copies = masters_of(staged)
+        count += len(copies)
+        # Padding of the vocabulary is not saved.
+        different += sum(not torch.equal(copy.view(-1), before[name][: copy.numel()]) for name, copy in copies.items())
+    return count, different
+
+
+def masters_of(staged):
+    """The copies of masters, by the name of their parameter."""
+    named = {key: copy for file, copies in staged.files.items() for key, copy in copies.items()}
+    return {key.removeprefix("master."): copy for key, copy in named.items() if key.startswith("master.")}
+
+
+def test_a_load_and_a_skipped_step_wait_for_copies(ranks, tmp_path):
+    (first, *differences), (second, *others) = ranks.run(
+        change_after_a_stage, LAYOUTS["zero1 bf16"], tmp_path, world_size=2
+    )
+    assert first > 0 < second and differences == others == [0]
 
 
 def save_without_a_step(rank, world_size, case, root):

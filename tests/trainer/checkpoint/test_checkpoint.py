@@ -1,7 +1,9 @@
 """Checkpoints: what a load restores, in any precision, and models and start points that are refused."""
 
 import json
+from contextlib import redirect_stdout
 from datetime import timedelta
+from io import StringIO
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from tests.trainer.checkpoint.test_directory import fake
 from trainer.checkpoint.checksums import checksum_of_metadata
 from trainer.checkpoint.directory import CheckpointError, checkpoint_path
-from trainer.checkpoint.load import load_weights, read_training_state, resume_optimizer
+from trainer.checkpoint.load import OTHER_DTYPES, load_weights, read_training_state, resume_optimizer
 from trainer.checkpoint.metadata import load_metadata
 from trainer.checkpoint.resume import check_start_point, restore
 from trainer.checkpoint.save import CheckpointWriter
@@ -142,6 +144,30 @@ def load_across_precisions(_rank, _world_size, folder):
     for name, master in low_optimizer.tensors()["master"].items():
         assert torch.equal(full.parameters[name].view(-1), master)
         assert torch.equal(low.parameters[name].view(-1), master.bfloat16())
+
+
+@pytest.mark.parametrize(("before", "now"), [("fp32", "bf16"), ("bf16", "fp32")])
+def test_moments_of_another_dtype_are_read_with_a_note(ranks, tmp_path, before, now):
+    old, new = (config_of(optimizer={"exp_avg_dtype": dtype}) for dtype in (before, now))
+    ranks.run(save, tmp_path, old, 2, world_size=1)
+    [note] = ranks.run(load_and_round, tmp_path, old, new, world_size=1)
+    names = {"fp32": "F32", "bf16": "BF16"}
+    assert note.startswith(f"{OTHER_DTYPES}: exp_avg: {names[now]} instead of {names[before]}; results differ")
+
+
+def load_and_round(_rank, _world_size, folder, old, new):
+    """Output of loads of a checkpoint with the old and the new config; the moments differ by rounding."""
+    with redirect_stdout(StringIO()) as printed:
+        (_, same), (_, other) = (build(config, 0, 1) for config in (old, new))
+        load_state(checkpoint_path(folder, 2), build(old, 0, 1)[0], same)
+        assert not printed.getvalue()
+        load_state(checkpoint_path(folder, 2), build(new, 0, 1)[0], other)
+    for name, average in same.tensors()["exp_avg"].items():
+        found = other.tensors()["exp_avg"][name]
+        assert found.dtype != average.dtype
+        assert torch.equal(found, average.to(found.dtype))
+        assert torch.equal(other.tensors()["exp_avg_sq"][name], same.tensors()["exp_avg_sq"][name])
+    return printed.getvalue()
 
 
 def test_another_model_is_refused(ranks, tmp_path):

@@ -12,6 +12,7 @@ from trainer.checkpoint.save import CheckpointWriter
 from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_groups
 from trainer.distributed.random_streams import StepRandomness
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
+from trainer.optimizer.split_master import joined
 from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward
 from trainer.process.progress import TrainingProgress
@@ -78,6 +79,11 @@ SAME = {
     "dropout, pp2 zero3": Case("gpt2", dp=2, pp=2, micro_batches=2, zero=3),
     "kv copies, sequence parallel": Case("qwen", tp=4, sp=True, micro_batches=2),
     "experts": Case("mixtral", dp=2, ep=2, micro_batches=2, zero=1),
+    "bf16 gradients, zero1": Case(dp=2, micro_batches=2, precision="bf16", zero=1, steps="adam", gradients="bf16"),
+    "remainders": Case(dp=2, micro_batches=2, precision="bf16", remainders=True),
+    "remainders, zero1": Case(dp=2, micro_batches=2, precision="bf16", zero=1, moments="bf16", remainders=True),
+    "bf16 moments, zero3": Case(dp=2, micro_batches=2, precision="bf16", zero=3, moments="bf16"),
+    "bf16 moments, offload": Case(dp=2, micro_batches=2, precision="fp16", zero=1, offload=True, moments="bf16"),
 }
 
 
@@ -96,6 +102,7 @@ OTHERS = {
     "interleaved to zero2": (Case(pp=2, schedule="interleaved"), Case(dp=2, zero=2, micro_batches=2, layers=5)),
     "zero1 to zb-v": (Case(dp=4, zero=1, micro_batches=1, layers=5), Case(pp=2, schedule="zb-v")),
     "experts": (Case("mixtral", dp=4, ep=4, zero=3, micro_batches=1), Case("mixtral", pp=2, tp=2)),
+    "bf16 moments": (Case(dp=4, zero=3, micro_batches=1, moments="bf16"), Case(tp=2, pp=2, moments="bf16")),
 }
 
 
@@ -117,10 +124,14 @@ def test_masters_and_weights_cross_precisions_between_stores(ranks, tmp_path):
     ranks.run(agree_on_weights, SAME["bf16"], tmp_path / "sharded", world_size=2)
     run(ranks, train_and_save, SAME["bf16 zero1"], tmp_path / "masters")
     ranks.run(agree_on_weights, sharded, tmp_path / "masters", world_size=2)
+    ranks.run(agree_on_weights, SAME["remainders"], tmp_path / "masters", world_size=2)
+    run(ranks, train_and_save, SAME["remainders, zero1"], tmp_path / "remainders")
+    for case in (SAME["bf16"], SAME["remainders"], sharded):
+        ranks.run(agree_on_weights, case, tmp_path / "remainders", world_size=2)
 
 
 def agree_on_weights(rank, world_size, case, root):
-    full_case = case.but(dp=1, zero=0, precision="fp32")
+    full_case = case.but(dp=1, zero=0, precision="fp32", moments="fp32", remainders=False)
     config, model, optimizer = build(rank, world_size, case)
     restore(config, root, model, optimizer, TrainingProgress(), CPU)
     full_config = full_case.config(ADAM)
@@ -129,5 +140,5 @@ def agree_on_weights(rank, world_size, case, root):
     masters = optimizer.tensors().get("master", {})
     for shard in model.gradients.parameter_shards:
         expected = full.parameters[shard.name].detach().view(-1)[shard.start : shard.stop]
-        assert torch.equal(masters.get(shard.name, shard.weight), expected)
+        assert torch.equal(joined(masters.get(shard.name, shard.weight)), expected)
         assert torch.equal(shard.weight, expected.to(shard.weight.dtype))

@@ -85,6 +85,8 @@ def test_equal_after_a_round_trip_through_yaml() -> None:
         ({"training": {"train_samples": 2}}, "training.train_samples", "use training.train_iters"),
         ({"modl": {"num_layers": 3}}, "modl", "did you mean model?"),
         ({"zzzz": {"q": 3}}, "zzzz", "the sections are job, model, parallel"),
+        ({"job": {"preflight": "deep"}}, "job.preflight", "'off' or 'quick'"),
+        ({"job": {"spare_nodes": -1}}, "job.spare_nodes", "greater than or equal to 0"),
         ({"job": {"hang_timeout_s": 29}}, "job.hang_timeout_s", "29 is not valid: give 30 or more"),
         ({"job": {"time": 5400}}, "job.time", "5400 is not valid: give units, as in 90m or 5h, or H:M:S in quotes"),
         ({"model": {"num_layers": 0}}, "model.num_layers", "greater than 0"),

@@ -137,6 +137,12 @@ def test_flags_of_functional_tests_are_read():
     ]
 
 
+def test_the_dtypes_of_the_precision_aware_optimizer_are_read():
+    flags = ["--bf16", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16", "--main-grads-dtype", "bf16"]
+    found = build_train_config(parse_command_line([*without(MIXTRAL, *LAUNCHER), *flags])).optimizer
+    assert (found.exp_avg_dtype, found.exp_avg_sq_dtype, found.main_grads_dtype) == ("bf16",) * 3
+
+
 def test_llama3_rope_has_the_given_factor():
     """Megatron-LM's other numbers are constants; its factor was ignored in releases."""
     expected = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -187,6 +193,7 @@ def test_newer_and_older_names_of_a_key():
         (["--cp-comm-type", "ring"], "parallel.cp_comm_type", "'p2p' or 'a2a'"),
         (["--expert-tensor-parallel-size", "2"], "parallel.expert_tensor_parallel_size", "leave it out"),
         (["--moe-layer-freq", "([1]*3)"], "model.moe_layer_freq", "one entry for each of the 2 layers"),
+        (["--exp-avg-sq-dtype", "fp16"], "optimizer.exp_avg_sq_dtype", "use bf16, or fp32"),
         (["--mtp-loss-scaling-factor", "0.3"], "model.mtp_loss_scaling_factor", "needs mtp_num_layers"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The warning of slow 16-bit training on CPUs."""
+"""The warnings of slow 16-bit training on CPUs and of moments that bf16 holds up."""
 
 import platform
 import subprocess
@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
+from trainer.ops.adamw import ADAMW, AdamWConstants
 from trainer.planning.build_config import build_config
-from trainer.process.precision import slow_precision
+from trainer.process.precision import held_moments, precision_warnings, slow_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -45,6 +46,29 @@ def test_bf16_is_offered_to_fp16_where_it_is_fast():
 )
 def test_fast_training_needs_no_warning(device, fast, training):
     assert warning(device, fast, **training) is None
+
+
+@pytest.mark.parametrize(("beta2", "is_held"), [(0.999, True), (0.997, True), (0.996, False), (0.95, False)])
+def test_a_mean_that_bf16_holds_up_is_told(beta2, is_held):
+    """A mean of which nothing is told falls in every step without a gradient, from any value between neighbours."""
+    model = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}
+    optimizer = {"lr": 1e-3, "adam_beta2": beta2, "exp_avg_sq_dtype": "bf16"}
+    config = build_config({"model": model, "training": _STEPS, "optimizer": optimizer})
+    told = held_moments(config.optimizer)
+    assert (told is not None) == is_held
+    assert precision_warnings(config, GPU) == ([told] if is_held else [])
+    assert told is None or f"with adam_beta2 {beta2} a step changes the mean" in told
+    squares = (1.0 + torch.arange(128) / 128).bfloat16()
+    fallen, rest = squares.clone(), [torch.zeros(128) for _ in range(3)]
+    constants = AdamWConstants(1e-3, 0.9, beta2, 1e-8, 0.0, step=1)
+    ADAMW.implementations["reference"].function([rest[0]], [rest[1]], [rest[2]], [fallen], [], constants)
+    assert bool((fallen >= squares).any()) == is_held
+
+
+def test_float32_moments_are_never_held_up():
+    model = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1}
+    config = build_config({"model": model, "training": _STEPS, "optimizer": {"lr": 1e-3, "exp_avg_dtype": "bf16"}})
+    assert held_moments(config.optimizer) is None
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are those of x86-64")

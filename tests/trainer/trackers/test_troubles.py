@@ -33,7 +33,7 @@ def break_the_optimizer():
     """A fault: the first step raises."""
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 
-    MixedPrecisionOptimizer.step = None
+    MixedPrecisionOptimizer.launch = None
 
 
 def miss_packages():

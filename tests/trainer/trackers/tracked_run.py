@@ -16,7 +16,9 @@ def prepare(run, **sections):
     """Write the config of a training of six iterations into the folder ``run``, with an evaluation at three and six."""
     values = config_of("tp2")
     values["parallel"] = {}
-    changes = {"training": {"train_iters": 6, "eval_interval": 3}, "checkpoint": {"save_interval": 2}}
+    # With auto, a first attempt computes by torch until the library is built, and the next one by other kernels.
+    training = {"train_iters": 6, "eval_interval": 3, "kernel_backend": "torch"}
+    changes = {"training": training, "checkpoint": {"save_interval": 2}}
     for section, keys in [*changes.items(), *sections.items()]:
         values[section] = {**values.get(section, {}), **keys}
     run.mkdir(exist_ok=True)
@@ -73,14 +75,14 @@ def kill_at_iteration_6(variables):
     from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 
     os.environ |= variables
-    step, numbers = MixedPrecisionOptimizer.step, itertools.count(1)
+    launch, numbers = MixedPrecisionOptimizer.launch, itertools.count(1)
 
     def counted(self, lr):
         if next(numbers) == 6:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, lr)
+        return launch(self, lr)
 
-    MixedPrecisionOptimizer.step = counted
+    MixedPrecisionOptimizer.launch = counted
 
 
 def train_until_killed(run, variables=None):

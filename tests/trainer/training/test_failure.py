@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from trainer.distributed.mesh import ParallelMesh
 from trainer.process.heartbeat import Heartbeat
 from trainer.process.progress import TrainingProgress
 from trainer.process.run_directory import RunDirectory
+from trainer.training.missing_nodes import missing_nodes, words_on
 from trainer.training.peer_failure import PeerFailure
 from trainer.training.pretraining import _Attempt, _report
 
@@ -61,16 +63,16 @@ def log(run, rank):
 
 
 def raise_in_third_iteration():
-    from trainer.training.loop import TrainingLoop
+    from trainer.process.progress import TrainingProgress
 
-    whole = TrainingLoop._count
+    whole = TrainingProgress.count
 
     def count(self, *arguments):
-        if self.progress.iteration == 2:
+        if self.iteration == 2:
             raise ValueError("a fault in the third iteration")
         whole(self, *arguments)
 
-    TrainingLoop._count = count
+    TrainingProgress.count = count
 
 
 def test_the_rank_that_raises_is_the_cause_and_the_others_are_consequences(tmp_path):
@@ -157,12 +159,41 @@ def test_a_rank_that_hangs_is_named_after_the_timeout(tmp_path):
 
 def test_a_rank_that_never_starts_is_reported_by_the_rendezvous(tmp_path):
     write_config(tmp_path / "run", TIMEOUTS_S[0])
+    attempt, here = tmp_path / "run/attempts/1", socket.gethostname()
+    attempt.mkdir(parents=True)
+    (attempt / "hostfile").write_text(f"{here} slots=2\ngone7 slots=1\n{here} slots=1\n")
     with Job(tmp_path / "run", WORLD_SIZE, absent=(2,)) as job:
         assert job.ends([0, 1, 3]) == [1, 1, 1]
     for error in errors(job.run):
         assert "'rendezvous'" in error["message"]
         assert error["consequence"] is True
-    assert any("no error record from rank 2 (pp 1, dp 0, tp 0) (no heartbeat)" in e["message"] for e in errors(job.run))
+    silent = "no error record from rank 2 (pp 1, dp 0, tp 0) (no heartbeat); no rank has begun on node gone7"
+    assert any(silent in error["message"] for error in errors(job.run))
+
+
+@pytest.mark.parametrize(
+    ("hostfile", "words"),
+    [
+        ("HERE slots=1\nn2 slots=2\nn3.site slots=1\n", "no rank has begun on node n2"),
+        ("HERE slots=1\nn2 slots=1\nn3 slots=1\nn4 slots=1\n", "no rank has begun on node n2, n3"),
+        ("HERE slots=4\n", ""),
+        ("127.0.0.1 slots=1\nn2 slots=3\n", ""),
+        ("n2 slots=1\nHERE slots=1\nn4 slots=2\n", ""),
+        *((text, "") for text in ("", "HERE", "HERE slots=x\nn2 slots=-1", " slots=4", "\0\xff")),
+    ],
+)
+def test_nodes_without_a_rank_are_named_if_the_hosts_are_known(tmp_path, hostfile, words):
+    run = RunDirectory(tmp_path)
+    assert missing_nodes(run, 0) == ""
+    run.heartbeat(0).parent.mkdir(parents=True)
+    for rank in (0, 3):
+        run.heartbeat(rank).write_text("")
+    (run.attempt_dir / "hostfile").write_text(hostfile.replace("HERE", f"{socket.gethostname()}.some.site"))
+    assert missing_nodes(run, 0) == words
+
+
+def test_many_missing_nodes_are_counted():
+    assert words_on([f"n{number}" for number in range(9)]) == "no rank has begun on node n0, n1, n2, n3 and 5 more"
 
 
 def test_under_torchrun_a_killed_rank_ends_the_job(tmp_path):

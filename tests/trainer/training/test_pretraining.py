@@ -272,7 +272,7 @@ def test_a_decoupled_rate_follows_the_schedule_and_survives_a_resume(tmp_path):
     def losses(name, exits, **more):
         for number, exit_at in enumerate(exits, 1):
             changes = {"training": {"exit_interval": exit_at}, "optimizer": {**keys, **more}}
-            with start(tmp_path / name, "zero1 bf16", number, **changes) as attempt:
+            with start(tmp_path / name, "zero1 bf16, bf16 moments, remainders", number, **changes) as attempt:
                 assert attempt.finish() == "stopped"
         return logged(tmp_path / name)
 

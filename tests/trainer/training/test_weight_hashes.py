@@ -42,14 +42,15 @@ def flip(weight):
 def flip_in_third_iteration():
     from trainer.training.loop import TrainingLoop
 
-    whole = TrainingLoop._count
+    whole = TrainingLoop._agree
 
-    def count(self, *arguments):
-        whole(self, *arguments)
+    def agree(self, *arguments):
+        agreed = whole(self, *arguments)
         if self.progress.iteration == 3:
             flip(self.model.parameters[FC2])
+        return agreed
 
-    TrainingLoop._count = count
+    TrainingLoop._agree = agree
 
 
 def write_config(run, parallel=None, **training):

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.saving.snapshot import Snapshot
+from trainer.optimizer.split_master import Master
+
 if TYPE_CHECKING:
     from trainer.checkpoint.saving.staging import StagedSave
 
@@ -22,7 +25,7 @@ def copied_bytes(staged: StagedSave) -> int:
     return sum(_padded(tensor) for tensor in tensors)
 
 
-def _padded(tensor: Tensor) -> int:
+def _padded(tensor: Master) -> int:
     return math.ceil(tensor.numel() * tensor.element_size() / _ALIGNMENT) * _ALIGNMENT
 
 
@@ -36,6 +39,8 @@ class HostCopy:
     def __init__(self, device: torch.device) -> None:
         """Hold no memory yet. ``device``: of the state."""
         self._device = device
+        # One for all saves: memory of a stream, in which split masters are joined, is kept for that stream.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, size: int) -> None:
@@ -55,23 +60,35 @@ class HostCopy:
                 self._memory.data_ptr(), size, 0
             )
 
-    @torch.no_grad()
     def take(self, staged: StagedSave) -> StagedSave:
-        """The same save with copies of all its tensors. They are valid until the next call.
+        """The same save with copies of all its tensors, which its snapshot makes. They are valid until the next call.
 
         Raises:
             RuntimeError: the system does not give the memory.
         """
+        places = self._places(staged)
+        pairs = [(tensor, places[file][key]) for file, named in staged.files.items() for key, tensor in named.items()]
+        return replace(staged, files=places, snapshot=Snapshot(pairs, self._stream))
+
+    def places(self, staged: StagedSave) -> StagedSave:
+        """The same save with the tensors of this memory that a snapshot fills: views, with the values that are there.
+
+        Raises:
+            RuntimeError: the system does not give the memory.
+        """
+        return replace(staged, files=self._places(staged))
+
+    def _places(self, staged: StagedSave) -> dict[str, dict[str, Tensor]]:
         self.reserve(copied_bytes(staged))
         files: dict[str, dict[str, Tensor]] = {}
         begin = 0
         for file, tensors in staged.files.items():
             for key, tensor in tensors.items():
                 stop = begin + tensor.numel() * tensor.element_size()
-                copy = self._memory[begin:stop].view(tensor.dtype).view(tensor.shape)
-                copy.copy_(tensor, non_blocking=True)
-                files.setdefault(file, {})[key] = copy
+                files.setdefault(file, {})[key] = self._memory[begin:stop].view(tensor.dtype).view(tensor.shape)
                 begin += _padded(tensor)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        return replace(staged, files=files)
+        return files
+
+    def content(self, size: int) -> Tensor:
+        """The first ``size`` bytes, which ``reserve`` has taken: a view, 1-D uint8."""
+        return self._memory[:size]

@@ -28,7 +28,20 @@ class CopyMemory(NamedTuple):
     of_node: int
 
 
-def check_copies_fit(size: int, free: int, device: torch.device, node: int | None = None) -> CopyMemory:
+class CopyUse(NamedTuple):
+    """Words for a refusal: the key of the config, what is copied, and what to do."""
+
+    key: str
+    what: str
+    remedy: str
+
+
+OF_SAVES = CopyUse("checkpoint.async_save", "copies of a save", "set checkpoint.async_save to false")
+
+
+def check_copies_fit(
+    size: int, free: int, device: torch.device, node: int | None = None, use: CopyUse = OF_SAVES
+) -> CopyMemory:
     """Make sure that every node has the memory for the copies of its ranks, before any rank takes its own.
 
     Collective: all ranks.
@@ -38,6 +51,7 @@ def check_copies_fit(size: int, free: int, device: torch.device, node: int | Non
         free: memory that is available on this rank's node, by the machine and by its control groups.
         device: of the small tensors of collectives.
         node: number of this rank's node; None: by the id of the machine's boot.
+        use: of the copies, for the refusal.
 
     Raises:
         ConfigError: a node has too little; the same sentence on all ranks.
@@ -52,13 +66,13 @@ def check_copies_fit(size: int, free: int, device: torch.device, node: int | Non
     sentence = ""
     if sum(here) > free:
         sentence = (
-            f"the copies of a save take {sum(here) / _GIB:.2f} GiB of host memory on {socket.gethostname()} for "
-            f"{len(here)} rank{'s' if len(here) > 1 else ''}, but {free / _GIB:.2f} GiB are available; set "
-            "checkpoint.async_save to false, or give the job more memory or nodes"
+            f"the {use.what} take {sum(here) / _GIB:.2f} GiB of host memory on {socket.gethostname()} for "
+            f"{len(here)} rank{'s' if len(here) > 1 else ''}, but {free / _GIB:.2f} GiB are available; "
+            f"{use.remedy}, or give the job more memory or nodes"
         )
     told = first_text(sentence, device)
     if told:
-        raise ConfigError("checkpoint.async_save", told)
+        raise ConfigError(use.key, told)
     return CopyMemory(int(max(sizes)), sum(here))
 
 

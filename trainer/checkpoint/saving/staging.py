@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from trainer.checkpoint.metadata import StoredPart, stored_key
+from trainer.checkpoint.saving.snapshot import Snapshot
 from trainer.checkpoint.shards import DTYPE_NAMES
 from trainer.data_parallel.parameter_shards import StoredShard, is_first_copy
+from trainer.optimizer.split_master import Master
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
@@ -31,9 +32,11 @@ class StagedSave:
         layout: sizes of the axes and the divisions of the model, for the metadata.
         optimizer: its name and number of steps; None: the checkpoint has no optimizer state.
         loss_scaler: its state; None without optimizer state.
-        files: name of a rank file -> key of a part -> its tensor. Live views, unless they were copied.
+        files: name of a rank file -> key of a part -> its tensor, or a master that is joined when it
+            is written. Live views without a snapshot.
         index: kind -> global name -> shape, dtype and parts.
-        seconds: that the training waited for the copies; 0 without.
+        snapshot: fills ``files``; None: they are the state itself.
+        seconds: that the training took to collect this; 0 without a snapshot.
     """
 
     mesh: ParallelMesh
@@ -41,14 +44,31 @@ class StagedSave:
     layout: Mapping[str, Any]
     optimizer: Mapping[str, Any] | None
     loss_scaler: Mapping[str, Any] | None
-    files: Mapping[str, Mapping[str, Tensor]]
+    files: Mapping[str, Mapping[str, Master]]
     index: Mapping[str, Mapping[str, Any]]
+    snapshot: Snapshot | None = None
     seconds: float = 0.0
 
     @property
     def iteration(self) -> int:
         """The iteration whose state it is."""
         return int(self.progress["iteration"])
+
+    @property
+    def waited_s(self) -> float:
+        """Time in seconds for which the training stood: 0 without a snapshot, whose copies are made."""
+        return self.seconds + (0.0 if self.snapshot is None else self.snapshot.waited_s)
+
+    def copy(self) -> None:
+        """Make the copies, if there is a snapshot. In any thread."""
+        if self.snapshot is not None:
+            self.snapshot.make()
+
+    def guarded_by(self, optimizer: MixedPrecisionOptimizer, began: float) -> StagedSave:
+        """This save, with its time since ``began``: ``optimizer`` changes nothing before the copies are made."""
+        assert self.snapshot is not None
+        optimizer.call_before_change(self.snapshot.before_change)
+        return replace(self, seconds=time.perf_counter() - began)
 
 
 def stage(
@@ -80,12 +100,15 @@ def stage(
 
 
 def _owned_parts(
-    model: ParallelModel, of_optimizer: Mapping[str, Mapping[str, Tensor]]
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Any]]]:
+    model: ParallelModel, of_optimizer: Mapping[str, Mapping[str, Master]]
+) -> tuple[dict[str, dict[str, Master]], dict[str, dict[str, Any]]]:
     """Files and index of this rank."""
     shards = {shard.name: shard for shard in model.stored_shards if _is_written(shard, model)}
-    kinds = {"model": {name: shard.weight for name, shard in shards.items()}, **of_optimizer}
-    files: dict[str, dict[str, Tensor]] = {}
+    kinds: dict[str, Mapping[str, Master]] = {
+        "model": {name: shard.weight for name, shard in shards.items()},
+        **of_optimizer,
+    }
+    files: dict[str, dict[str, Master]] = {}
     index: dict[str, dict[str, Any]] = {}
     for kind, tensors in kinds.items():
         file = f"{'model' if kind == 'model' else 'optimizer'}_rank{model.mesh.rank:05d}.safetensors"
@@ -113,8 +136,8 @@ def _is_written(shard: StoredShard, model: ParallelModel) -> bool:
 
 
 def _parts(
-    layout: ParameterLayout, model: ParallelModel, shard: StoredShard, flat: Tensor, file: str, key: str
-) -> Iterator[tuple[StoredPart, Tensor]]:
+    layout: ParameterLayout, model: ParallelModel, shard: StoredShard, flat: Master, file: str, key: str
+) -> Iterator[tuple[StoredPart, Master]]:
     """The parts of a tensor that this rank stores.
 
     The tensor has one element per element of ``shard``. No shard box contains padding.

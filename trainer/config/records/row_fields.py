@@ -187,8 +187,8 @@ FIELDS: dict[str, RowField] = {
     "save_stage_s": RowField(
         "s",
         "a save",
-        "Time in which the training waited for copies of the state, on the slowest rank; 0 without "
-        "`checkpoint.async_save`.",
+        "Time in which the training of the slowest rank waited for copies of the state, which are made beside the next "
+        "forward and backward pass; 0 without `checkpoint.async_save`.",
     ),
     "save_wait_s": RowField(
         "s",
@@ -197,6 +197,23 @@ FIELDS: dict[str, RowField] = {
         "the next save was due, or the run's end.",
     ),
     "save_drain_s": RowField("s", "a save", "Time from the first byte until the checkpoint was complete."),
+    "copy_bytes": RowField(
+        "bytes",
+        "a copy",
+        "Size of the state of `iteration` over all ranks, copied to the nodes; see `checkpoint.copy_interval`.",
+        int,
+    ),
+    "copy_stage_s": RowField(
+        "s", "a copy", "Time in which the training waited for copies in host memory, on the slowest rank."
+    ),
+    "copy_wait_s": RowField(
+        "s",
+        "a copy",
+        "Time in which the training waited for the writing, after the next copy was due or the run's end.",
+    ),
+    "copy_drain_s": RowField("s", "a copy", "Time from the first byte until all nodes had written theirs."),
     "missed_save": RowField("", "a missed save", "The reason why the disk refused a checkpoint.", str),
+    "loss_spike": RowField("nats per token", "a spike", "Loss of the step; see `training.on_loss_spike`."),
+    "loss_before": RowField("nats per token", "a spike", "Median of the losses before it."),
 }
 """Field -> its description, in the order of the page. A number that is not finite is null."""

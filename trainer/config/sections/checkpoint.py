@@ -40,8 +40,15 @@ class CheckpointConfig(Section):
     ones. sample: the first and the last 4 MiB, and every 16th between them."""
     async_save: bool = False
     """Write checkpoints beside the next iterations. Each rank first copies what it writes to host memory, as many bytes
-    as its part of the checkpoint; training waits for this copy alone, and for a save that is still being written when
-    the next one is due. The last save, and that of a stop request, are complete before the run ends."""
+    as its part of the checkpoint, beside the next forward and backward pass. Training waits before its next update if
+    these copies are not made, and for a save that is still being written when the next one is due. The last save, and
+    that of a stop request, are complete before the run ends."""
+    copy_interval: PositiveInt | None = None
+    """Iterations between copies of the whole state in ``copy_folder``: an attempt that begins again in its job goes on
+    from them if they are newer than the newest checkpoint. Unset: no copies."""
+    copy_folder: str | None = None
+    """Folder for copies, of each node its own: in its memory, such as /dev/shm, or on its disk. With several nodes each
+    also keeps the copies of its neighbour."""
     max_missed_saves: PositiveInt | None = 3
     """End the run when the disk has refused this many saves in a row (full, quota, mount gone) and missed_saves_grace_s
     has passed. null: no limit. The run goes on after fewer. The save at its end must succeed."""

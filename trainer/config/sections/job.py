@@ -1,5 +1,7 @@
 """Section ``job``: the request to the cluster."""
 
+import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt, field_validator
@@ -7,12 +9,14 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator
 from trainer.config.sections.section import Section
 
 LEAST_HANG_S = 30
+CHAIN_LIMITS = ("points", "node_hours")
+"""Limits of a chain on what its jobs may use."""
 
 
 class JobConfig(Section):
     """Resources that ``llmctl submit`` requests from the cluster.
 
-    The trainer itself reads none of these keys.
+    The trainer itself reads ``preflight`` alone.
     """
 
     name: str | None = None
@@ -54,16 +58,39 @@ class JobConfig(Section):
     max_restarts: NonNegativeInt = 0
     """Number of times that a failed attempt begins again, in the same job. 0: a failure ends the job, and its costs."""
     restart_on: (
-        list[Literal["killed", "lost_peer", "hang", "node", "not_finite", "out_of_memory", "error", "unknown"],] | None
+        list[
+            Literal[
+                "killed", "lost_peer", "hang", "node", "not_finite", "roll_back", "out_of_memory", "error", "unknown"
+            ]
+        ]
+        | None
     ) = None
     """Classes of failures after which an attempt begins again. Unset: all but not_finite."""
+    spare_nodes: NonNegativeInt = 0
+    """Nodes beside ``nodes``: an attempt that begins again takes one in the place of each node that was at fault."""
     hang_timeout_s: NonNegativeInt | None = 300
     """Seconds for which a hang lasts before the attempt ends, 30 at the least. 0 or null: a hang ends nothing."""
+    chain: dict[str, int | float] | None = None
+    """Limits of jobs that submit each other: ``until`` (iterations), ``points``, ``node_hours``. Unset: one job."""
+
+    preflight: Literal["off", "quick"] = "off"
+    """quick: each attempt checks all nodes before it builds the model, in at most 60 s, and ends if one is not fit."""
+
+    @field_validator("preflight", mode="before")
+    @classmethod
+    def _read_off(cls, word: Any) -> Any:
+        # YAML 1.1 reads off without quotes as false.
+        return "off" if word is False else word
 
     @field_validator("notify_on", "restart_on", mode="before")
     @classmethod
     def _divide_words(cls, words: Any) -> Any:
         return [word.strip() for word in words.split(",")] if isinstance(words, str) else words
+
+    @field_validator("chain", mode="before")
+    @classmethod
+    def _divide_limits(cls, limits: Any) -> Any:
+        return limits if limits is None else parse_chain(limits)
 
     @field_validator("hang_timeout_s")
     @classmethod
@@ -79,3 +106,42 @@ class JobConfig(Section):
         if isinstance(time, int | float) and not isinstance(time, bool):
             raise ValueError("give units, as in 90m or 5h, or H:M:S in quotes, as in '1:30:00'")
         return time
+
+
+def parse_chain(limits: Any) -> dict[str, int | float]:
+    """The limits of a chain in a mapping, or in text as ``until=5000,points=40``.
+
+    Raises:
+        ValueError: names all problems in one sentence.
+    """
+    pairs = dict(limits) if isinstance(limits, Mapping) else _pairs_of_text(str(limits))
+    if set(pairs) <= {"until", *CHAIN_LIMITS} and all(pairs[key] is None for key in pairs):
+        raise ValueError(f"give at least one of until, {', '.join(CHAIN_LIMITS)}")
+    problems, found = [], dict[str, int | float]()
+    for key, value in pairs.items():
+        if key not in ("until", *CHAIN_LIMITS):
+            problems.append(f"{key} is unknown, the keys are until, {', '.join(CHAIN_LIMITS)}")
+        elif value is not None:
+            number = _number(value)
+            if key == "until" and (number is None or number < 1 or number != int(number)):
+                problems.append(f"until is {value!r}, give an iteration from 1 on")
+            elif number is None or number <= 0:
+                problems.append(f"{key} is {value!r}, give a number above 0")
+            else:
+                found[key] = int(number) if number == int(number) else number
+    if problems:
+        raise ValueError("; ".join(problems))
+    return found
+
+
+def _pairs_of_text(text: str) -> dict[str, Any]:
+    words = (word.strip().partition("=") for word in text.split(",") if word.strip())
+    return {key.strip(): value.strip() for key, _, value in words}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if number is not None and math.isfinite(number) else None

@@ -3,10 +3,11 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from trainer.config.errors import ConfigError
 from trainer.config.sections.functions import check_functions
+from trainer.config.sections.profile_steps import first_and_last
 from trainer.config.sections.section import Section
 
 
@@ -42,6 +43,12 @@ class LoggingConfig(Section):
     """Times of the fastest and the slowest rank, of the slowest, or of all."""
     barrier_with_level_1_timing: bool = True
     """Ranks wait for each other before each part of level 1, so that it does not contain the wait for a slow rank."""
+    profile_steps: list[int] | None = None
+    """First and last iteration that torch's profiler records, both included, as in [10, 12]; at most 20. Unset: none.
+    Traces for Perfetto and tables of the time by kind are in ``attempts/K/profile`` of the run directory. These
+    iterations are slower; their losses are the same."""
+    profile_ranks: list[NonNegativeInt] = [0]
+    """Ranks that are recorded."""
     tensorboard_dir: str | None = None
     """Folder for TensorBoard's event files. Unset: none are written. A relative path is like that of checkpoint.save:
     relative to the config file, or for flags to the working directory. A resumed run goes on in the same folder."""
@@ -71,6 +78,11 @@ class LoggingConfig(Section):
     """Name of the run in MLflow. Unset: the name of the run. A resumed run goes on in the same run there."""
     trackers: list[str] = []
     """Trackers of your own, each as ``module:function``: see trainer/trackers/protocol.py."""
+
+    @field_validator("profile_steps", mode="before")
+    @classmethod
+    def _check_profile_steps(cls, value: Any) -> Any:
+        return None if value is None else first_and_last(value)
 
     @field_validator("trackers")
     @classmethod

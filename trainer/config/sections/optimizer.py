@@ -1,8 +1,8 @@
 """Section ``optimizer``: the optimizer, the learning-rate schedule and clipping."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from trainer.config.sections.section import Section
 
@@ -54,6 +54,19 @@ class OptimizerConfig(Section):
     """Decay of Adam's mean of the squared gradient."""
     adam_eps: PositiveFloat = 1e-8
     """Epsilon of Adam, added to the root of the second moment."""
+    exp_avg_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Storage of Adam's mean of the gradient. With bf16 it takes 2 instead of 4 bytes per parameter; each step still
+    computes in float32, and rounds to nearest what it stores."""
+    exp_avg_sq_dtype: Literal["fp32", "bf16"] = "fp32"
+    """The same for Adam's mean of the squared gradient. bf16 has 8 bits: with an adam_beta2 above 0.996 the change of a
+    step may be rounded away, so that the mean no longer falls; use 0.95 to 0.99."""
+    main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype in which the gradients of the micro-batches, and then those of all ranks, are summed. bf16 takes 2 instead
+    of 4 bytes per parameter and moves half the bytes, and each sum is rounded to 8 bits."""
+    store_param_remainders: bool = False
+    """With training.bf16 and adam: store only the 16 bits of each float32 master weight that its bf16 weight lacks, 2
+    instead of 4 bytes per parameter. Masters stay exact. A weight midway between two bf16 numbers is rounded away from
+    zero, not to even."""
     sgd_momentum: float = Field(0.9, ge=0.0, lt=1.0)
     """Momentum of SGD; 0 disables it."""
     clip_grad: NonNegativeFloat = 1.0
@@ -66,10 +79,30 @@ class OptimizerConfig(Section):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Kinds of moments that the optimizer keeps: for each, one float32 number per parameter."""
+        """Kinds of moments that the optimizer keeps: for each, one number of ``moment_bytes`` per parameter."""
         if self.optimizer == "adam":
             return ("exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.sgd_momentum > 0.0 else ()
+
+    def moment_bytes(self, kind: str) -> int:
+        """Bytes of one number of a kind of moments: 2 for bf16, 4 for float32."""
+        dtypes = {"exp_avg": self.exp_avg_dtype, "exp_avg_sq": self.exp_avg_sq_dtype}
+        return 2 if dtypes.get(kind) == "bf16" else 4
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a master beside its 16-bit weight."""
+        return 2 if self.store_param_remainders else 4
+
+    @field_validator("exp_avg_dtype", "exp_avg_sq_dtype", mode="before")
+    @classmethod
+    def _check_moment_dtype(cls, value: Any) -> Any:
+        if value in ("fp16", "fp8"):
+            raise ValueError(
+                f"{value} is not supported: its range is too small for moments without scaling factors; use bf16, or "
+                "fp32"
+            )
+        return value
 
     @property
     def decoupled(self) -> "OptimizerConfig | None":

@@ -55,6 +55,9 @@ class ParallelConfig(Section):
     no_gradient_accumulation_fusion: bool = False
     """Let autograd compute weight gradients and add them to the main gradients afterwards, instead of accumulating
     inside the matrix product. ZeRO-2 and ZeRO-3 never accumulate inside the product."""
+    high_priority_stream_groups: list[Literal["tp", "cp", "ep", "pp", "dp"]] = ["tp", "cp", "ep", "pp"]
+    """Groups of ranks whose messages go before computation that waits for the GPU, where both overlap: messages inside
+    a layer before its gradients'. Only with NCCL; the result is the same."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0.0, le=525_600.0)
     """Timeout of collectives in minutes, after which a rank fails; at most a year."""
 

@@ -2,7 +2,7 @@
 
 from typing import Any, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 MAX_INT = 10**12
 """Largest integer of a key without its own limit. A larger one is a typo, and some loop would count up to it."""
@@ -38,7 +38,11 @@ class Section(BaseModel):
         if value is None and get_origin(annotation) in (list, dict):
             return {} if get_origin(annotation) is dict else []
         # True equals 1 in Python, so that pydantic would accept YAML's true as the number 1.
-        if isinstance(value, list) and annotation == list[int] and any(isinstance(one, bool) for one in value):
+        if (
+            isinstance(value, list)
+            and annotation in (list[int], list[PositiveInt], list[NonNegativeInt])
+            and any(isinstance(one, bool) for one in value)
+        ):
             raise ValueError("needs whole numbers, not true or false")
         if isinstance(value, bool) and annotation is not bool and not isinstance(annotation, type(Section)):
             raise ValueError("needs a number or a name, not true or false")

@@ -8,6 +8,8 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 from trainer.config.kernel_names import BackendChoice
 from trainer.config.sections.section import Section
 
+LOSS_CHUNK_SIZE = 1024
+"""Enough rows for a matrix product at full speed; 256 MiB of bfloat16 logits with a vocabulary of 128 Ki."""
 _RENAMED = {"own": "native", "eager": "reference"}
 """Names of release 0.1.0."""
 _REMOVED = {
@@ -102,6 +104,17 @@ class TrainingConfig(Section):
     """Compute a step whose gradients were not finite again, the first of several in a row, and tell the first rank,
     module and direction in which a number was not finite. If the second result differs, a machine has computed wrongly.
     It costs the time of one step."""
+    on_loss_spike: Literal["nothing", "tell", "skip", "stop", "roll_back"] = "tell"
+    """The consequence of a loss far above those before it. skip: no step is made of its samples, at the
+    cost of a small message before every step; stop: the run ends as failed; roll_back: so does the attempt, and the
+    next one begins at the newest checkpoint and passes over all samples up to the spike. See job.max_restarts."""
+    loss_spike_factor: PositiveFloat = 6.0
+    """A loss is a spike if it lies above the median of those before it by more than this number of standard deviations,
+    which are estimated by the median of the distances from the median, at the least 1% of it."""
+    loss_spike_window: int = Field(128, ge=8)
+    """Number of losses by which a spike is judged, once half of them are there."""
+    iterations_to_skip: list[PositiveInt] = []
+    """Numbers of iterations whose samples are passed over: they count, and no step is made."""
     check_weight_hash_across_dp_replicas_interval: PositiveInt | None = None
     """Iterations between comparisons of the weights that data-parallel ranks hold copies of, by hashes of their bits.
     If they differ, the run ends as failed, and names the ranks, their machines and the first such weight. Unset:
@@ -112,6 +125,13 @@ class TrainingConfig(Section):
     """Iterations between evaluations on the validation data."""
     eval_iters: NonNegativeInt = 100
     """Iterations per evaluation; 0 disables evaluation."""
+    manual_gc: bool = False
+    """Collect Python's garbage only at manual_gc_interval and manual_gc_eval, on all ranks at the same time, and not
+    when Python's thresholds are passed. Either way, objects that exist before the first step are not searched."""
+    manual_gc_interval: NonNegativeInt = 0
+    """With manual_gc: iterations between collections. 0: none between iterations."""
+    manual_gc_eval: bool = True
+    """With manual_gc: collect before and after each evaluation too."""
     exit_interval: PositiveInt | None = None
     """Save a checkpoint and exit when the iteration is a multiple of this number."""
     exit_duration_in_mins: PositiveFloat | None = None
@@ -124,7 +144,8 @@ class TrainingConfig(Section):
     recompute_num_layers: PositiveInt | None = None
     """Layers per group or stage, see recompute_method."""
     recompute_modules: list[str] = []
-    """With selective: any of core_attn, mlp, layernorm, moe, moe_act. Unset: core_attn."""
+    """With selective: any of core_attn, mlp, layernorm, moe, moe_act, and mlp_act, the dense layers' moe_act: backward
+    recomputes only the activation, such as SwiGLU, whose input is kept. Unset: core_attn."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the ranks. auto: a GPU where torch finds one, else the CPU."""
     deterministic_mode: bool = False
@@ -147,5 +168,16 @@ class TrainingConfig(Section):
     """Compute rope by plain PyTorch. Affects speed only."""
     cross_entropy_loss_fusion: bool = True
     """Compute the loss by a fused kernel. Affects speed and memory only."""
+    cross_entropy_fusion_impl: Literal["native", "te", "linear"] = "native"
+    """native, te: the loss of a micro-batch at once, from its logits. linear: output layer and loss in chunks of
+    loss_chunk_size tokens; backward computes the logits of each chunk again, so that those of a whole micro-batch are
+    never held. The gradient of the output table is then summed chunk by chunk, which rounds it in another way."""
+    loss_chunk_size: PositiveInt | None = None
+    """With cross_entropy_fusion_impl linear: tokens whose logits are held at once. Unset: 1024."""
     moe_permute_fusion: bool = True
     """Sort tokens by expert with a fused kernel. Affects speed only."""
+
+    @property
+    def chunk_of_loss(self) -> int | None:
+        """Tokens whose logits the loss holds at once; None: those of the whole micro-batch."""
+        return (self.loss_chunk_size or LOSS_CHUNK_SIZE) if self.cross_entropy_fusion_impl == "linear" else None

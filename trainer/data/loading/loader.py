@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from trainer.data.loading.loader_sharing import BatchRole, Windows
 from trainer.data.samples.batches import Split, TrainData
 from trainer.data.samples.micro_batch import MicroBatch
@@ -121,7 +123,7 @@ class BatchLoader:
         limits: Mapping[Split, int],
         depth: int = DEPTH,
         *,
-        pinned: bool = False,
+        pinned_for: torch.device | None = None,
         kept: Collection[Split] = ("valid", "test"),
         report_after_s: float = REPORT_AFTER_S,
     ) -> None:
@@ -132,14 +134,14 @@ class BatchLoader:
             role: the rank's role: it reads, receives batches from another rank, or needs none.
             limits: end of each split: the first sample that is never requested.
             depth: number of global batches to prefetch; 0: no prefetching and no thread.
-            pinned: put the batches into pinned memory.
+            pinned_for: GPU for which the batches are put into pinned memory; None: they are not.
             kept: splits of a stream that stay in memory after the first read, if they are small.
             report_after_s: seconds without progress, for example on a dead file server, before a warning.
         """
         self._data = data
         self._role = role
         self._depth = depth
-        self._pinned = pinned
+        self._pinned_for = pinned_for
         self._kept_splits = frozenset(kept)
         self._kept: dict[tuple[Split, int], Windows] = {}
         self._kept_bytes = 0
@@ -210,7 +212,11 @@ class BatchLoader:
         return windows
 
     def _finished(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        return [batch.pinned() for batch in batches] if self._pinned else batches
+        if self._pinned_for is None:
+            return batches
+        # The current device of a thread is the first one, on which every rank would open a context.
+        with torch.cuda.device(self._pinned_for):
+            return [batch.pinned() for batch in batches]
 
 
 def _warn(line: str) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from trainer.data.errors import DataError
-from trainer.data.prepare.inputs import InputFile, bytes_read, open_bytes, reading_errors, unreadable
+from trainer.data.prepare.compression import bytes_read, open_bytes, reading_errors, unreadable
+from trainer.data.prepare.inputs import InputFile
 from trainer.data.prepare.parquet import row_group_sizes
 
 TextDocument = Literal["file", "paragraph", "line"]

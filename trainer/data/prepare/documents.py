@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from trainer.data.prepare.chunks import Span, TextDocument
-from trainer.data.prepare.inputs import check_is_text, kind_of, open_bytes, reading_errors, unreadable
+from trainer.data.prepare.compression import open_bytes, reading_errors, unreadable
+from trainer.data.prepare.inputs import check_is_text, kind_of
 from trainer.data.prepare.parquet import read_rows
 
 Text = str | list[str]

@@ -20,8 +20,9 @@ from trainer.data.indexed.manifest import manifest_path
 from trainer.data.prepare.assembly import Assembled, assemble
 from trainer.data.prepare.chunk_work import ChunkWork, do_chunk
 from trainer.data.prepare.chunks import Chunk, TextDocument, check_unchanged, chunk_bytes, cut_chunks
+from trainer.data.prepare.compression import open_bytes, reading_errors
 from trainer.data.prepare.encoding import Recipe
-from trainer.data.prepare.inputs import InputFile, means_one_of, open_bytes, reading_errors
+from trainer.data.prepare.inputs import InputFile, means_one_of
 from trainer.data.prepare.journal import Journal, Plan, folder_of
 from trainer.data.prepare.node_status import TERMINATED, NodeStatusFiles, Terminated
 from trainer.data.prepare.nodes import is_late, wait_for_nodes

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from trainer.data.errors import DataError
 from trainer.data.prepare.chunks import Span, TextDocument, rest_of_document
-from trainer.data.prepare.inputs import InputFile, open_bytes, reading_errors, unreadable
+from trainer.data.prepare.compression import open_bytes, reading_errors, unreadable
+from trainer.data.prepare.inputs import InputFile
 from trainer.data.prepare.parquet import row_group_sizes
 
 PIECE_BYTES = 256 << 10

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from trainer.training.soundness.errors import SoundnessError
 
-class NonFiniteError(RuntimeError):
+
+class NonFiniteError(SoundnessError):
     """Losses or gradients of many steps were not finite: the weights are past recovery, or the data is."""
 
     def __init__(self, steps: str, iteration: int, root: Path | None, origin: str = "") -> None:

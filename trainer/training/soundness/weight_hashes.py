@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainer.distributed.collectives import first_text
 from trainer.process.failure import PeerFailedError
+from trainer.training.soundness.errors import SoundnessError
 
 if TYPE_CHECKING:
     from trainer.config.sections.training import TrainingConfig
@@ -32,7 +33,7 @@ Copies = Sequence[Sequence[int]]
 """Of each rank with copies of the same weights: the hash of each weight."""
 
 
-class ReplicaError(RuntimeError):
+class ReplicaError(SoundnessError):
     """Replicas hold different bits of the same weights: a machine, a driver or a message is at fault."""
 
 

@@ -8,11 +8,8 @@ import gzip
 import json
 import lzma
 import os
-import random
 import re
-import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +26,7 @@ from trainer.data.indexed.indexed_dataset import IndexedDataset
 from trainer.data.indexed.manifest import read_manifest
 from trainer.data.prepare.chunks import TextDocument, cut_chunks
 from trainer.data.prepare.documents import BadDocument, SpanReader, Text
-from trainer.data.prepare.inputs import find_inputs, open_bytes
+from trainer.data.prepare.inputs import find_inputs
 
 TEXTS = [
     "one two",
@@ -128,33 +125,6 @@ def test_missing_texts_are_empty_and_rows_are_numbered_in_the_whole_table(tmp_pa
     bad = [document.problem for document in found if isinstance(document, BadDocument)]
     says = "has no text under the key 'text' of --json-keys, but a list with null"
     assert bad == [f"row {row} {says}" for row in (2, 6)]
-
-
-def test_a_truncated_zst_file_is_detected(tmp_path: Path) -> None:
-    path = tmp_path / "in.txt.zst"
-    content = random.Random(1).randbytes(300_000)
-    packed = zstandard.compress(content)
-    for length in (1, 3, 5, 200_000, len(packed) - 1):
-        path.write_bytes(zstandard.compress(b"first") + packed[:length])
-        with open_bytes(str(path)) as stream, pytest.raises(EOFError, match="the file ends within compressed data"):
-            stream.read()
-    path.write_bytes(packed * 2)
-    with open_bytes(str(path)) as stream:
-        assert stream.read() == content * 2
-
-
-@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
-def test_highly_compressed_files_take_little_memory(tmp_path: Path, suffix: str) -> None:
-    size = 64 << 20
-    path = tmp_path / f"in.txt{suffix}"
-    path.write_bytes(PACKERS[suffix](bytes(size)))
-    tracemalloc.start()
-    try:
-        with open_bytes(str(path)) as stream:
-            assert sum(map(len, iter(partial(stream.read, 1 << 20), b""))) == size
-        assert tracemalloc.get_traced_memory()[1] < size / 4
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])

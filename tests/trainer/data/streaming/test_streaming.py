@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow
@@ -25,7 +26,8 @@ from trainer.config.errors import ConfigError
 from trainer.data.errors import DataError
 from trainer.data.loading.build import build_data
 from trainer.data.prepare.chunks import TextDocument
-from trainer.data.prepare.inputs import find_inputs, open_bytes
+from trainer.data.prepare.compression import open_bytes
+from trainer.data.prepare.inputs import find_inputs
 from trainer.data.samples.batches import TrainData
 from trainer.data.streaming.samples import StreamedSamples
 from trainer.data.streaming.text_pieces import Cursor, Piece, Pieces
@@ -198,13 +200,8 @@ def test_splits_take_turns_and_a_compressed_file_is_read_once_per_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Concurrent splits would compete for the processes and the cached order of an epoch."""
-    opened: list[str] = []
-
-    def noted(path: str) -> BinaryIO:
-        opened.append(path)
-        return open_bytes(path)
-
-    monkeypatch.setattr("trainer.data.streaming.text_pieces.open_bytes", noted)
+    opened = Mock(wraps=open_bytes)
+    monkeypatch.setattr("trainer.data.streaming.text_pieces.open_bytes", opened)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     encoder = OneThread()
@@ -215,7 +212,7 @@ def test_splits_take_turns_and_a_compressed_file_is_read_once_per_epoch(
     encoder.pool.shutdown()
     assert encoder.threads == {"encoder_0"}
     # Each split may have opened the next epoch ahead.
-    assert 2 <= len(opened) <= train.state(300)["epoch"] + 1 + 1 + 2
+    assert 2 <= opened.call_count <= train.state(300)["epoch"] + 1 + 1 + 2
 
 
 def test_close_stops_a_search_in_a_compressed_file(folder: Path, inline: Encoder) -> None:

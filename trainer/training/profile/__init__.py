@@ -1,0 +1,1 @@
+"""Profiles of a few iterations, on request."""
