@@ -69,9 +69,10 @@ RELATIONS = (
             *("model.no_rope_freq", "model.attention_sinks", "model.attn_logit_softcapping"),
             *("model.norm_placement", "model.shared_parallel_norm", "model.position_embedding_offset"),
             *("model.activation_*", "model.squared_relu", "model.mtp_*", "training.recompute_*"),
-            *("optimizer.optimizer_cpu_offload", "optimizer.optimizer_offload_fraction", "hooks.*"),
+            *("hooks.*", "training.cross_entropy_fusion_impl", "training.loss_chunk_size"),
         ),
     ),
+    Relation("optimizer_checks:check_states", ("optimizer.o*", "optimizer.exp_*", "optimizer.main_*", "optimizer.s*")),
     Relation(
         "architecture_checks:check_bert",
         (
@@ -99,6 +100,8 @@ RELATIONS = (
     ),
     Relation("parallel_checks:check_batch_ramp", ("training.rampup_batch_size",)),
     Relation("parallel_checks:check_batch_steps", ("training.step_batch_size_schedule",)),
+    Relation("checkpoint.copies:check_copies", ("checkpoint.copy_interval", "checkpoint.copy_folder")),
+    Relation("parallel_checks:check_profile", ("logging.profile_*",)),
     Relation("kernel_choice:check_kernels", ("training.kernel_backends", "parallel.no_gradient_accumulation_fusion")),
 )
 """In the order of their messages."""
@@ -115,9 +118,9 @@ def check_relations(config: TrainConfig) -> None:
     }
     of_most = (_check_attention, _check_positions, _check_activation)
     concerned = (relation.check for relation in RELATIONS if relation.concerns(given))
-    last = (_check_training, _check_optimizer, _check_evaluation, _check_start, _check_hugging_face, _check_logging)
+    last = (_check_training, _check_optimizer, _check_evaluation, _check_start, _check_roll_back, _check_hugging_face)
     found: list[ConfigError] = []
-    for check in (*of_most, *concerned, *last):
+    for check in (*of_most, *concerned, *last, _check_logging):
         try:
             check(config)
         except ConfigError as error:
@@ -154,6 +157,10 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
             f"{ep} does not divide DP {dp} x CP {cp} = {dp * cp}, over which experts are divided; use one of "
             f"{divisors(math.gcd(dp * cp, config.model.num_experts or 1))}",
         )
+    if config.logging.profile_steps is not None:
+        from trainer.planning.parallel_checks import check_profile_ranks
+
+        check_profile_ranks(config, world_size)
     samples, step = config.global_batch_size(dp), config.training.micro_batch_size * dp
     if config.changes_batch_size or samples % step or samples // step > MAX_MICRO_BATCHES:
         from trainer.planning.parallel_checks import check_batches_fit
@@ -299,6 +306,15 @@ def _check_start(config: TrainConfig) -> None:
             "checkpoint.save",
             f"{save} is also checkpoint.load, of which {key} takes a part only, so that an attempt could not tell the "
             f"start from its own checkpoints; save elsewhere, such as in {folder_apart(save, key)}, or leave {key} out",
+        )
+
+
+def _check_roll_back(config: TrainConfig) -> None:
+    if config.training.on_loss_spike == "roll_back" and config.checkpoint.save_interval is None:
+        raise ConfigError(
+            "training.on_loss_spike",
+            "roll_back begins again at a checkpoint, and only the end of this run makes one; set "
+            "checkpoint.save_interval, or use skip",
         )
 
 

@@ -21,6 +21,7 @@ from trainer.config.megatron_flags import (
     WITHOUT_EFFECT,
     Alias,
 )
+from trainer.config.sections.profile_steps import FLAGS, NO_PROFILE, STEPS, steps_of
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config, known_keys, names_start
@@ -67,7 +68,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     yielding: dict[str, Any] = {}
     counted: dict[str, str] = {}
     flags = _flags(arguments)
-    for flag, values in flags:
+    for flag, values in _take_profile(flags, result):
         if flag == "config":
             result.config_file = Path(_one(flag, values))
         elif flag in keys:
@@ -94,6 +95,21 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     _fill_in(result.values, yielding)
     _take_out_experts([flag for flag, _ in flags], result)
     return result
+
+
+def _take_profile(flags: Sequence[tuple[str, list[str]]], line: CommandLine) -> list[tuple[str, list[str]]]:
+    """The flags but those that only together ask for a profile, whose meaning ``line`` gets."""
+    given = {flag: values for flag, values in flags if flag in FLAGS}
+    try:
+        steps = steps_of(given)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if steps is not None:
+        # The key's own flag replaces them.
+        line.values[STEPS] = steps
+    elif all(flag != "profile-steps" for flag, _ in flags):
+        line.notes += [f"--{' '.join([flag, *given[flag]])} is without effect here: {NO_PROFILE}" for flag in given]
+    return [one for one in flags if one[0] not in FLAGS]
 
 
 def _take_alias(flag: str, values: Sequence[str], settled: dict[str, Any], yielding: dict[str, Any]) -> None:
@@ -192,7 +208,7 @@ def _key_value(flag: str, key: str, values: Sequence[str]) -> Any:
         if not values or not all("=" in value for value in values):
             raise UsageError(f"--{flag}: takes one or more NAME=VALUE")
         return dict(value.split("=", 1) for value in values)
-    if typing.get_origin(annotation) is list:
+    if typing.get_origin(annotation) is list or annotation == (list[int] | None):
         if not values:
             raise UsageError(f"--{flag}: takes one or more values")
         return list(values)

@@ -12,7 +12,7 @@ from trainer.planning.schedule.placement import default_chunks
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
-_EXPERT_MODULES = ("moe", "moe_act")
+_DENSE_MODULES, _EXPERT_MODULES = ("mlp", "mlp_act"), ("moe", "moe_act")
 
 
 def _splits_backward(config: TrainConfig) -> bool:
@@ -109,16 +109,6 @@ IMPOSSIBLE: Rows = (
         "optim_grads and optim_grads_params shard each virtual stage separately, but here two virtual stages of one "
         "rank share the word table, for the output or for multi-token prediction; leave out the virtual stages, which "
         "need a pipeline to be useful",
-    ),
-    (
-        "optimizer.optimizer_cpu_offload",
-        lambda c: c.optimizer.optimizer_cpu_offload and c.parallel.zero_stage >= 2,
-        "needs unsharded parameters on the device; use parallel.data_parallel_sharding_strategy optim, or leave it out",
-    ),
-    (
-        "optimizer.optimizer_offload_fraction",
-        lambda c: c.optimizer.optimizer_offload_fraction != 1.0 and not c.optimizer.optimizer_cpu_offload,
-        "is only used with optimizer_cpu_offload, which is off; switch that on, or leave this key out",
     ),
     (
         "parallel.pipeline_model_parallel_layout",
@@ -275,12 +265,25 @@ IMPOSSIBLE: Rows = (
     (
         "training.recompute_modules",
         lambda c: c.model.num_experts is None and any(m in _EXPERT_MODULES for m in c.training.recompute_modules),
-        "moe and moe_act need mixture-of-experts layers, but the model is dense; use core_attn, mlp or layernorm",
+        "moe and moe_act need mixture-of-experts layers, but the model is dense; use core_attn, mlp, mlp_act or "
+        "layernorm",
     ),
     (
         "training.recompute_modules",
-        lambda c: "mlp" in c.training.recompute_modules and not c.model.has_dense_layers,
-        "mlp needs a dense feed-forward layer, but all layers of this model have experts; use moe or moe_act",
+        lambda c: any(m in _DENSE_MODULES for m in c.training.recompute_modules) and not c.model.has_dense_layers,
+        "mlp and mlp_act need a dense feed-forward layer, but all layers of this model have experts; use moe or "
+        "moe_act",
+    ),
+    (
+        "training.loss_chunk_size",
+        lambda c: c.training.loss_chunk_size is not None and c.training.cross_entropy_fusion_impl != "linear",
+        "needs cross_entropy_fusion_impl linear; set that, or leave this key out",
+    ),
+    (
+        "training.cross_entropy_fusion_impl",
+        lambda c: c.training.cross_entropy_fusion_impl == "linear" and _splits_backward(c),
+        "linear cannot be combined with pipeline_schedule zb-h1 or zb-v, which keep the gradient of all logits until "
+        "the backward of weights; use pipeline_schedule 1f1b or interleaved, or leave this key out",
     ),
     (
         "model.mtp_num_layers",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TYPICAL_VOCAB_SIZE = 32_000
 """Used before the vocabulary is known. It affects the balance of the stages, never their validity."""
 
-RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe", "moe_act")
+RECOMPUTE_MODULES = ("core_attn", "mlp", "mlp_act", "layernorm", "moe", "moe_act")
 
 # Keys that place layers or set the number of virtual stages. The first key of each row excludes the others.
 EXCLUSIVE_KEYS = (
@@ -334,3 +334,33 @@ def _check_ramp_fits(config: TrainConfig, dp: int) -> None:
 
 def _nearest_divisor(number: int, wanted: float) -> int:
     return min(divisors_of(number), key=lambda divisor: (abs(divisor - wanted), divisor))
+
+
+def check_profile(config: TrainConfig) -> None:
+    """Refuse steps that the run does not have, and a profile of no rank.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    steps, train_iters = config.logging.profile_steps, config.training.train_iters
+    if not config.logging.profile_ranks:
+        raise ConfigError("logging.profile_ranks", "has no rank; give at least one, such as [0]")
+    if steps is not None and steps[1] > train_iters:
+        raise ConfigError(
+            "logging.profile_steps",
+            f"{steps} is beyond the last iteration, training.train_iters {train_iters}; use earlier ones",
+        )
+
+
+def check_profile_ranks(config: TrainConfig, world_size: int) -> None:
+    """Refuse ranks that a job of ``world_size`` ranks does not have.
+
+    Raises:
+        ConfigError: names the ranks.
+    """
+    missing = [rank for rank in config.logging.profile_ranks if rank >= world_size]
+    if missing:
+        raise ConfigError(
+            "logging.profile_ranks",
+            f"{missing} is not in the job, which has {world_size} ranks; use ranks from 0 to {world_size - 1}",
+        )

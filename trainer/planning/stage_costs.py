@@ -56,11 +56,15 @@ def part_costs(config: TrainConfig, vocab_size: int) -> PartCosts:
     factor = _recompute_factor(config)
     lookup = FLOPS_PER_BYTE * embedding.lookup_bytes(model) + 6 * embedding.parameters(model)
     products = head.table_parameters(model, vocab_size) + head.parameters(model, vocab_size)
-    logits = 6.0 * products + FLOPS_PER_BYTE * head.logit_bytes(vocab_size)
-    further = factor * _layer_cost(config, model.num_layers - 1) + 6 * mtp.merge_parameters(model)
+    # In chunks, backward computes the logits again.
+    passes = 6.0 if config.training.chunk_of_loss is None else 8.0
+    logits = passes * products + FLOPS_PER_BYTE * head.logit_bytes(vocab_size)
+    known = {kind: factor * _layer_cost(config, own[0]) for kind, own in block.by_kind(model).items()}
+    layers = tuple(known[block.kind_of(model, layer)] for layer in range(model.num_layers))
+    further = layers[-1] + 6 * mtp.merge_parameters(model)
     return PartCosts(
         embedding=lookup,
-        layers=tuple(factor * _layer_cost(config, layer) for layer in range(model.num_layers)),
+        layers=layers,
         head=logits + model.mtp_num_layers * (logits + lookup + further),
     )
 

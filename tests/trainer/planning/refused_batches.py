@@ -1,4 +1,4 @@
-"""Refused batches that grow or have steps, for refused_combinations."""
+"""Refused batches that grow or have steps, and chunks of a batch's loss, for refused_combinations."""
 
 from __future__ import annotations
 
@@ -66,5 +66,20 @@ REFUSED_BATCHES: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[
             ({"global_batch_size": 16}, "global_batch_size"),
             ({"global_batch_size": 16, "rampup_batch_size": [4, 4, 100]}, "rampup_batch_size"),
         )
+    ),
+    (
+        {"training": {"loss_chunk_size": 256}},
+        "training.loss_chunk_size",
+        "needs cross_entropy_fusion_impl linear; set that, or leave this key out",
+        {"training": {"cross_entropy_fusion_impl": "linear"}},
+    ),
+    (
+        {
+            "training": {"cross_entropy_fusion_impl": "linear"},
+            "parallel": {"pipeline_model_parallel_size": 2, "pipeline_schedule": "zb-h1"},
+        },
+        "training.cross_entropy_fusion_impl",
+        "linear cannot be combined with pipeline_schedule zb-h1 or zb-v",
+        {"parallel": {"pipeline_model_parallel_size": 2, "pipeline_schedule": "1f1b"}},
     ),
 ]

@@ -7,6 +7,8 @@ from typing import Any
 from tests.trainer.planning.refused_batches import REFUSED_BATCHES
 from tests.trainer.planning.refused_encoder_decoders import REFUSED_ENCODER_DECODERS
 from tests.trainer.planning.refused_models import MOE, REFUSED_MODELS
+from tests.trainer.planning.refused_optimizers import REFUSED_OPTIMIZERS
+from tests.trainer.planning.refused_profiles import REFUSED_PROFILES
 from tests.trainer.planning.refused_starts import REFUSED_STARTS
 
 TP, PP, CP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"
@@ -21,6 +23,8 @@ LATENT = {"multi_latent_attention": True, "kv_lora_rank": 8, "qk_head_dim": 4, "
 # config, key in the error, part of the message, change that makes the config valid
 REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any]]]] = [
     *REFUSED_BATCHES,
+    *REFUSED_OPTIMIZERS,
+    *REFUSED_PROFILES,
     (
         {"model": {"attention_backend": "flash", "attention_dropout": 0.1}},
         "model.attention_backend",
@@ -281,7 +285,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
             "training": {"recompute_granularity": "selective", "recompute_modules": "mlp"},
         },
         "training.recompute_modules",
-        "mlp needs a dense feed-forward layer",
+        "mlp and mlp_act need a dense feed-forward layer",
         {"model": {**MOE, "num_layers": 2, "moe_layer_freq": 2}},
     ),
     (
@@ -293,7 +297,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     (
         {"training": {"recompute_granularity": "selective", "recompute_modules": ["zzz"]}},
         "training.recompute_modules",
-        "use one of core_attn, mlp, layernorm",
+        "use one of core_attn, mlp, mlp_act, layernorm",
         {"training": {"recompute_modules": "mlp"}},
     ),
     ({"parallel": {TP: 3}}, f"parallel.{TP}", "use one of 1, 2, 4", {"parallel": {TP: 4}}),

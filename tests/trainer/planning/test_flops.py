@@ -7,7 +7,7 @@ from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.families.catalogue import FAMILIES, read_model
 from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
-from trainer.planning.device_peaks import known_peak_tflops
+from trainer.planning.estimate.device_peaks import known_peak_tflops
 from trainer.planning.flops import count_by_layer, count_parameters, flops_per_token
 from trainer.planning.parts import block
 

@@ -14,6 +14,7 @@ from trainer.planning.architecture_checks import OF_BERT
 from trainer.planning.build_config import build_config
 from trainer.planning.checks import check_world_size
 from trainer.planning.incompatible import IMPOSSIBLE
+from trainer.planning.optimizer_checks import OF_STATES
 from trainer.planning.parallel_checks import EXCLUSIVE_KEYS
 
 
@@ -66,7 +67,7 @@ def test_keys_that_place_the_layers_exclude_each_other(key: str, other: str) -> 
 
 def test_every_impossible_combination_has_its_case() -> None:
     said = [(key, says) for _, key, says, _ in REFUSED]
-    for key, _, sentence in (*IMPOSSIBLE, *OF_BERT):
+    for key, _, sentence in (*IMPOSSIBLE, *OF_STATES, *OF_BERT):
         assert any(key == of and says in sentence for of, says in said), f"{key}: {sentence}"
 
 
@@ -175,3 +176,12 @@ def test_every_step_of_the_batch_divides_over_the_replicas(steps: str, world_siz
 def test_no_layout_at_all() -> None:
     one = build(parallel={PP: 2, "decoder_first_pipeline_num_layers": 1})
     assert "that fit: none; use another number of ranks" in refusal(one, 5).problem
+
+
+def test_profiled_ranks_are_in_the_job() -> None:
+    one = build(logging={"profile_steps": [2, 4], "profile_ranks": [0, 2, 5]}, training={"global_batch_size": 6})
+    with pytest.raises(ConfigError, match=r"^logging.profile_ranks: \[2, 5\] is not in the job, which has 2 ranks; "):
+        check_world_size(one, 2)
+    check_world_size(one, 6)
+    # Without steps no rank is profiled.
+    check_world_size(build(logging={"profile_ranks": [5]}), 1)

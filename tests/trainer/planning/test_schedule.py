@@ -168,6 +168,25 @@ def test_bubble_of_interleaved_is_divided_by_the_chunks(pp, chunks):
         assert step_time == 3 * chunks * count + 3 * (pp - 1), count
 
 
+def test_actions_of_one_kind_may_differ_in_time():
+    schedule = one_f_one_b(2, 3)
+    times = timeline(schedule, lambda _rank, action: 1.0 + action.micro_batch)
+    assert [end - start for start, end in times.rows[0]] == [1.0 + action.micro_batch for action in schedule.stages[0]]
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(
+    ("kind", "chunks"), [("1f1b", 1), ("interleaved", 2), ("interleaved", 5), ("zb-h1", 1), ("zb-v", 2)]
+)
+def test_more_than_two_micro_batches_per_stage_keep_no_more(kind, chunks, pp):
+    """The memory of a long table is planned by a short one."""
+    short = build_schedule(kind, pp, chunks, 2 * pp)
+    for count in (3 * pp, 5 * pp) if kind == "interleaved" else (2 * pp + 1, 4 * pp - 1, 5 * pp):
+        long = build_schedule(kind, pp, chunks, count)
+        for rank in range(pp):
+            assert kept_activations(long, rank) == kept_activations(short, rank)
+
+
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
 def test_bubbles_of_the_zero_bubble_schedules(pp):
     """Qi et al. 2023: (p - 1) (tf + ti - tw) for ZB-H1.

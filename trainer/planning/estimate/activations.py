@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer.planning.parts import block
 from trainer.planning.parts.attention import ALIBI_CHANNELS, keeps_scores
 
 if TYPE_CHECKING:
@@ -42,25 +43,33 @@ def layer_bytes(config: TrainConfig, layer: int) -> int:
     if training.recompute_granularity == "selective":
         selected = frozenset(training.recompute_modules or ["core_attn"])
     attention = tokens * (2 * heads + 2 * groups) * model.head_dim * size + tokens * heads * _STATISTICS
+    if model.attention_backend in ("unfused", "local"):
+        # The result in the order of heads, beside that of tokens.
+        attention += tokens * heads * model.head_dim * size
     if model.position_embedding_type == "alibi":
         attention += tokens * (heads + groups) * ALIBI_CHANNELS * size
     scores = 0
     if model.attention_dropout > 0:
         attention += tokens * heads * _ROW_KEYS
     if keeps_scores(model) and "core_attn" not in selected:
-        # Probabilities before and after dropout.
-        scores = 2 * heads * tokens * training.seq_length * size
+        # Probabilities before and after dropout, and the mask.
+        scores = (2 * size + 1) * heads * tokens * training.seq_length
     if model.is_moe_layer(layer):
         inner, routed = _expert_bytes(config, tokens, size)
         forgets = "moe" in selected
-        inner = 0 if forgets else routed + (inner * 2 // 3 if "moe_act" in selected else inner)
+        inner = 0 if forgets else routed + (_without_output(config, inner) if "moe_act" in selected else inner)
     else:
         inner = tokens * (3 if model.is_gated else 2) * (model.ffn_size // tp) * size
-        inner = 0 if "mlp" in selected else inner
+        inner = 0 if "mlp" in selected else _without_output(config, inner) if "mlp_act" in selected else inner
     norms = 2 * stream + 2 * tokens * _STATISTICS
     normed = 0 if "layernorm" in selected else 2 * stream
     extra = 2 * stream if model.norm_placement == "sandwich" else 0
     return norms + normed + extra + attention + scores + inner
+
+
+def _without_output(config: TrainConfig, inner: int) -> int:
+    """Bytes of the activation's input, of those of input and output."""
+    return inner * 2 // 3 if config.model.is_gated else inner // 2
 
 
 def _expert_bytes(config: TrainConfig, tokens: int, size: int) -> tuple[int, int]:
@@ -80,7 +89,9 @@ def _expert_bytes(config: TrainConfig, tokens: int, size: int) -> tuple[int, int
 def stage_bytes(config: TrainConfig, layers: range) -> tuple[int, int]:
     """Bytes kept of one micro-batch by a virtual stage, and the most that a replay adds."""
     model, training, parallel = config.model, config.training, config.parallel
-    each = [layer_bytes(config, layer) for layer in layers]
+    of_kind = {block.kind_of(model, layer): layer for layer in layers}
+    known = {kind: layer_bytes(config, layer) for kind, layer in of_kind.items()}
+    each = [known[block.kind_of(model, layer)] for layer in layers]
     if training.recompute_granularity != "full" or not each:
         return sum(each), 0
     tp = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1

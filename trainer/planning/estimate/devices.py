@@ -1,7 +1,8 @@
 """Devices by name: memory, speeds of data sheets, and the share of each that training reaches. Torch-free.
 
-Sources: the vendors' data sheets (NVIDIA V100, A100, H100, H200, GH200, B200; AMD MI250X, one of its two dies). Memory
-is what the driver reports as usable. The shares are assumptions, not measurements of one machine.
+Sources: the vendors' data sheets (NVIDIA V100, A100, H100, H200, GH200, B200; AMD MI250X, one of its two dies), float32
+without TF32, which the trainer leaves off. Memory is what the driver reports as usable. The shares are assumptions, not
+measurements of one machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,31 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
+class Overhead:
+    """Memory that a process takes beside the tensors of a step.
+
+    Attributes:
+        runtime: bytes of driver, kernels and workspaces.
+        communicator: bytes of the buffers of one communicator.
+        fragments: share of activations and logits that the allocator loses between blocks.
+    """
+
+    runtime: int
+    communicator: int
+    fragments: float
+
+
+GPU_OVERHEAD = Overhead(int(0.9 * GIB), int(0.5 * GIB), 0.1)
+"""Runtime and fragments are assumptions. About 0.5 GB a communicator: the web form of Fujii et al. 2024
+(arXiv:2411.06465)."""
+CPU_OVERHEAD = Overhead(int(0.3 * GIB), int(0.02 * GIB), 0.05)
+"""A trainer's process that trains next to nothing takes 0.3 GiB; the others are assumptions."""
+MARGIN = 1.25
+"""Memory that a device should have, by the predicted peak. Fujii et al. saw no run of 454 fail whose estimate was below
+80% of the device; so did none of the published runs of benchmarks/planner_rows."""
+
+
+@dataclass(frozen=True)
 class Device:
     """One accelerator and its links.
 
@@ -19,6 +45,7 @@ class Device:
         name: as ``--device`` takes it.
         memory: usable bytes.
         peak: dense 16-bit operations per second of the data sheet.
+        single: float32 operations per second of the data sheet.
         bandwidth: bytes per second of the device's memory.
         within: bytes per second and direction to another device of the node.
         between: bytes per second and direction to another node, per device.
@@ -29,39 +56,62 @@ class Device:
     name: str
     memory: int
     peak: float
+    single: float
     bandwidth: float
     within: float
     between: float
     product_share: float
     attention_share: float
 
+    @property
+    def overhead(self) -> Overhead:
+        """Memory of a process beside its tensors."""
+        return CPU_OVERHEAD if self.name == "CPU" else GPU_OVERHEAD
+
+    @property
+    def has_bf16(self) -> bool:
+        """True if products in bf16 reach the speed of fp16."""
+        return not self.name.startswith("V100")
+
+    def rate(self, *, bf16: bool, fp16: bool) -> float:
+        """Operations per second of the data sheet in a run's precision."""
+        return self.peak if fp16 or (bf16 and self.has_bf16) else self.single
+
 
 MEMORY_SHARE = 0.8
 """Share of the memory bandwidth that memory-bound ops reach."""
 LINK_SHARE = 0.75
 """Share of a link's speed that large messages reach."""
+HOST_LINK, HOST_BANDWIDTH = 20e9, 25e9
+"""Bytes per second between a device and the CPUs' memory, and of a device's share of that memory: assumptions."""
 
 
 def _device(
-    name: str, gib: float, tflops: float, gb: float, links: tuple[float, float], shares: tuple[float, float]
+    name: str,
+    gib: float,
+    tflops: tuple[float, float],
+    gb: float,
+    links: tuple[float, float],
+    shares: tuple[float, float],
 ) -> Device:
-    within, between = links
-    return Device(name, int(gib * GIB), tflops * 1e12, gb * 1e9, within * 1e9, between * 1e9, *shares)
+    (peak, single), (within, between) = tflops, links
+    speeds = (peak * 1e12, single * 1e12, gb * 1e9, within * 1e9, between * 1e9)
+    return Device(name, int(gib * GIB), *speeds, *shares)
 
 
 DEVICES = {
     device.name: device
     for device in (
-        _device("V100-16GB", 15.7, 125.0, 900, (150, 12.5), (0.68, 0.30)),
-        _device("V100-32GB", 31.7, 125.0, 900, (150, 12.5), (0.68, 0.30)),
-        _device("A100-40GB", 39.4, 312.0, 1555, (300, 25), (0.66, 0.45)),
-        _device("A100-80GB", 79.1, 312.0, 2039, (300, 25), (0.66, 0.45)),
-        _device("H100", 79.1, 989.4, 3350, (450, 50), (0.68, 0.45)),
-        _device("H200", 139.8, 989.4, 4800, (450, 50), (0.68, 0.45)),
-        _device("GH200", 94.5, 989.4, 4000, (450, 50), (0.68, 0.45)),
-        _device("B200", 178.3, 2250.0, 8000, (900, 50), (0.68, 0.40)),
-        _device("MI250X", 63.9, 191.5, 1638, (100, 12.5), (0.60, 0.30)),
-        _device("CPU", 16.0, 0.2, 40, (5, 1), (0.80, 0.50)),
+        _device("V100-16GB", 15.7, (125.0, 15.7), 900, (150, 12.5), (0.68, 0.30)),
+        _device("V100-32GB", 31.7, (125.0, 15.7), 900, (150, 12.5), (0.68, 0.30)),
+        _device("A100-40GB", 39.4, (312.0, 19.5), 1555, (300, 25), (0.66, 0.45)),
+        _device("A100-80GB", 79.1, (312.0, 19.5), 2039, (300, 25), (0.66, 0.45)),
+        _device("H100", 79.1, (989.4, 66.9), 3350, (450, 50), (0.68, 0.45)),
+        _device("H200", 139.8, (989.4, 66.9), 4800, (450, 50), (0.68, 0.45)),
+        _device("GH200", 94.5, (989.4, 66.9), 4000, (450, 50), (0.68, 0.45)),
+        _device("B200", 178.3, (2250.0, 75.0), 8000, (900, 50), (0.68, 0.40)),
+        _device("MI250X", 63.9, (191.5, 23.9), 1638, (100, 12.5), (0.60, 0.30)),
+        _device("CPU", 16.0, (0.2, 0.2), 40, (5, 1), (0.80, 0.50)),
     )
 }
 

@@ -6,12 +6,15 @@ fully_sharded.py (ZeRO-2 and 3), optimizer/masters.py and cpu_offload.py (states
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.planning.estimate.activations import element_bytes, stage_bytes, tokens_per_rank
-from trainer.planning.estimate.devices import GIB
-from trainer.planning.estimate.parameters import RankParameters, rank_parameters
+from trainer.planning.estimate.devices import GPU_OVERHEAD, Overhead
+from trainer.planning.estimate.parameters import RankParameters, parameters_of_ranks
+from trainer.planning.kernel_choice import requested_backends
+from trainer.planning.parts.embedding import word_width
 from trainer.planning.pipeline import pipeline_placement, pipeline_schedule
 from trainer.planning.schedule import ActionKind, PipelineSchedule, build_schedule
 from trainer.planning.stage_partition import partition_layers
@@ -19,12 +22,12 @@ from trainer.planning.stage_partition import partition_layers
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
-RUNTIME = int(0.9 * GIB)
-"""CUDA context, kernels and workspaces of matrix products: an assumption."""
-COMMUNICATOR = int(0.15 * GIB)
-"""Buffers of one communicator of NCCL: an assumption."""
-FRAGMENTS = 0.05
-"""Share of the activations that the allocator loses between blocks: an assumption."""
+
+_REFERENCE_LOSS = 6
+"""Further bytes of a 16-bit logit without a fused cross entropy: a float32 copy, and a gradient of its own."""
+_BESIDE_LOGITS = 7
+"""Streams that a last stage holds at the peak beside what its layers keep: inputs and gradients of the final norm and
+of the output layer, and of the layer that backward begins with. As traced."""
 
 ITEMS = (
     *("weights", "main_gradients", "optimizer_state", "activations", "recompute", "logits"),
@@ -51,36 +54,68 @@ class RankMemory:
         return sum(self.bytes_of[item] for item in STATES)
 
 
-def schedule_of(config: TrainConfig, world_size: int) -> PipelineSchedule:
-    """The schedule table that will run."""
-    placement = pipeline_placement(config)
+def schedule_of(config: TrainConfig, world_size: int, most: int | None = None) -> PipelineSchedule:
+    """The schedule table that will run; with ``most`` as many micro-batches if there are more."""
+    placement, count = pipeline_placement(config), micro_batches_of(config, world_size)
+    kind = pipeline_schedule(config)
+    return build_schedule(kind, placement.pp, placement.chunks, count if most is None else min(count, most))
+
+
+def micro_batches_of(config: TrainConfig, world_size: int) -> int:
+    """Micro-batches of a replica, of the largest batch of the run."""
     dp = config.data_parallel_size(world_size)
-    count = config.batch_sizes(dp).largest // (config.training.micro_batch_size * dp)
-    return build_schedule(pipeline_schedule(config), placement.pp, placement.chunks, count)
+    return config.batch_sizes(dp).largest // (config.training.micro_batch_size * dp)
 
 
-def memory_of_ranks(config: TrainConfig, vocab_size: int, world_size: int) -> list[RankMemory]:
+def peak_schedule(config: TrainConfig, world_size: int) -> PipelineSchedule:
+    """A table with the peaks of the one that will run, and few micro-batches where these keep as much.
+
+    With more than two micro-batches per stage no schedule keeps more, but for gpipe, and for interleaved with groups
+    of unequal sizes.
+    """
+    kind, pp = pipeline_schedule(config), pipeline_placement(config).pp
+    is_uneven = kind == "interleaved" and micro_batches_of(config, world_size) % pp
+    return schedule_of(config, world_size, None if kind == "gpipe" or is_uneven else 2 * pp)
+
+
+def memory_of_ranks(
+    config: TrainConfig, vocab_size: int, world_size: int, overhead: Overhead = GPU_OVERHEAD
+) -> list[RankMemory]:
     """Memory of each pipeline rank; the ranks of a pipeline rank differ only by the load of their experts."""
-    schedule = schedule_of(config, world_size)
-    return [rank_memory(config, vocab_size, world_size, schedule, rank) for rank in range(len(schedule.stages))]
+    schedule = peak_schedule(config, world_size)
+    chunks = [stage_bytes(config, layers) for layers in partition_layers(config, vocab_size)]
+    return [
+        _rank_memory(
+            config, vocab_size, world_size, rank, parameters, _activation_peak(chunks, schedule, rank), overhead
+        )
+        for rank, parameters in enumerate(parameters_of_ranks(config, vocab_size))
+    ]
 
 
-def rank_memory(
-    config: TrainConfig, vocab_size: int, world_size: int, schedule: PipelineSchedule, rank: int
+def _rank_memory(
+    config: TrainConfig,
+    vocab_size: int,
+    world_size: int,
+    rank: int,
+    parameters: RankParameters,
+    kept: tuple[int, int],
+    overhead: Overhead,
 ) -> RankMemory:
-    """Memory of pipeline rank ``rank``."""
-    parameters = rank_parameters(config, vocab_size, rank)
+    """Memory of pipeline rank ``rank``.
+
+    Args:
+        config: of the run.
+        vocab_size: token ids.
+        world_size: number of ranks.
+        rank: pipeline rank.
+        parameters: of the rank.
+        kept: bytes of activations at their peak, and of one replay.
+        overhead: of the device.
+    """
     weights, gradients, states = state_bytes(config, parameters, world_size)
-    activations, again = _activation_peak(config, vocab_size, schedule, rank)
-    placement, parallel = pipeline_placement(config), config.parallel
-    tp, tokens = parallel.tensor_model_parallel_size, tokens_per_rank(config)
-    is_last = rank == placement.last_rank
-    columns = config.model.padded_vocab_size(vocab_size, tp) // tp
-    copies = config.data_parallel_size(world_size) * parallel.context_parallel_size
-    sizes = (tp, placement.pp, parallel.context_parallel_size, copies, parallel.expert_model_parallel_size)
-    communication = COMMUNICATOR * sum(size > 1 for size in sizes)
-    if parallel.sequence_parallel and tp > 1:
-        communication += tokens * config.model.hidden_size * element_bytes(config)
+    activations, again = kept
+    is_last = rank == pipeline_placement(config).last_rank
+    logits = _logits_bytes(config, vocab_size) if is_last else 0
     return RankMemory(
         rank,
         {
@@ -89,14 +124,45 @@ def rank_memory(
             "optimizer_state": states,
             "activations": activations,
             "recompute": again,
-            "logits": tokens * (columns * element_bytes(config) + _own_loss_bytes(config, vocab_size))
-            if is_last
-            else 0,
-            "communication": communication,
-            "runtime": RUNTIME,
-            "allocator": int(FRAGMENTS * (activations + again)),
+            "logits": logits,
+            "communication": communication_bytes(config, world_size, overhead),
+            "runtime": overhead.runtime,
+            "allocator": int(overhead.fragments * (activations + again + logits)),
         },
     )
+
+
+def communication_bytes(config: TrainConfig, world_size: int, overhead: Overhead) -> int:
+    """Bytes of the communicators, and of the tokens that sequence parallelism gathers."""
+    parallel = config.parallel
+    tp, pp, cp = (
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+    )
+    copies = config.data_parallel_size(world_size) * cp
+    found = overhead.communicator * sum(size > 1 for size in (tp, pp, cp, copies, parallel.expert_model_parallel_size))
+    if parallel.sequence_parallel and tp > 1:
+        found += tokens_per_rank(config) * config.model.hidden_size * element_bytes(config)
+    return found
+
+
+def _logits_bytes(config: TrainConfig, vocab_size: int) -> int:
+    """Bytes of the logits that a rank of the last stage holds at once, and of the streams beside them.
+
+    In chunks, the gradient of the output layer's whole input is held beside those of a chunk.
+    """
+    tokens, tp, size = tokens_per_rank(config), config.parallel.tensor_model_parallel_size, element_bytes(config)
+    columns = config.model.padded_vocab_size(vocab_size, tp) // tp
+    of_token = columns * size + _own_loss_bytes(config, vocab_size)
+    if size == 2 and requested_backends(config)["cross_entropy"].backend == "reference":
+        of_token += columns * _REFERENCE_LOSS
+    shards = tp if config.parallel.sequence_parallel else 1
+    beside = _BESIDE_LOGITS * tokens * config.model.hidden_size * size // shards
+    chunk = config.training.chunk_of_loss
+    if chunk is None:
+        return tokens * of_token + beside
+    return min(tokens, chunk) * of_token + tokens * word_width(config.model) * size + beside
 
 
 def _own_loss_bytes(config: TrainConfig, vocab_size: int) -> int:
@@ -117,8 +183,8 @@ def state_bytes(config: TrainConfig, own: RankParameters, world_size: int) -> tu
     expert_copies = max(1, copies // parallel.expert_model_parallel_size)
     shard = -(-own.dense // copies) + -(-own.experts // expert_copies)
     size = element_bytes(config)
-    moments = 4 * len(optimizer.moments)
-    masters = 4 if size == 2 else 0
+    moments = sum(map(optimizer.moment_bytes, optimizer.moments))
+    masters = optimizer.master_bytes if size == 2 else 0
     on_device = 1 - (optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0)
     stage = parallel.zero_stage if copies > 1 else min(parallel.zero_stage, 1)
     if stage >= 2:
@@ -126,14 +192,20 @@ def state_bytes(config: TrainConfig, own: RankParameters, world_size: int) -> tu
         # A unit's gradients are whole in the model's dtype, and in float32 while they are summed.
         return 4 * shard + size * gathered, 4 * shard + (size + 4) * own.largest_unit, moments * shard
     updated = shard if stage == 1 else own.total
-    return size * own.total, 4 * own.total, int(on_device * (masters + moments) * updated)
+    gradients = 2 if optimizer.main_grads_dtype == "bf16" else 4
+    return size * own.total, gradients * own.total, int(on_device * (masters + moments) * updated)
 
 
-def _activation_peak(config: TrainConfig, vocab_size: int, schedule: PipelineSchedule, rank: int) -> tuple[int, int]:
-    """Peak bytes of the kept activations over the rank's row of the table, and of one replay."""
-    layers = partition_layers(config, vocab_size)
+def _activation_peak(chunks: Sequence[tuple[int, int]], schedule: PipelineSchedule, rank: int) -> tuple[int, int]:
+    """Peak bytes of the kept activations over the rank's row of the table, and of one replay.
+
+    Args:
+        chunks: stage_bytes of each virtual stage.
+        schedule: the table.
+        rank: pipeline rank.
+    """
     placement = schedule.placement
-    own = [stage_bytes(config, layers[placement.virtual_stage(rank, chunk)]) for chunk in range(placement.chunks)]
+    own = [chunks[placement.virtual_stage(rank, chunk)] for chunk in range(placement.chunks)]
     held = most = 0
     for action in schedule.stages[rank]:
         if action.kind is ActionKind.FORWARD:

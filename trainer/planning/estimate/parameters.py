@@ -5,10 +5,11 @@ Legend: H hidden, A heads, G query groups, D head width, t tensor-parallel ranks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.planning.parts import embedding, norm
+from trainer.planning.parts import block, embedding, norm
 from trainer.planning.pipeline import pipeline_placement
 from trainer.planning.stage_partition import partition_layers
 
@@ -71,15 +72,21 @@ def _feed_forward(config: TrainConfig, ffn: int) -> int:
     return model.hidden_size * (inner + own) + biases
 
 
-def rank_parameters(config: TrainConfig, vocab_size: int, pp_rank: int) -> RankParameters:
-    """Parameters of the ranks of a pipeline rank; all of them hold equally many."""
+def parameters_of_ranks(config: TrainConfig, vocab_size: int) -> list[RankParameters]:
+    """Parameters of the ranks of each pipeline rank; all ranks of one hold equally many."""
+    layers = partition_layers(config, vocab_size)
+    return [_rank_parameters(config, vocab_size, layers, rank) for rank in range(pipeline_placement(config).pp)]
+
+
+def _rank_parameters(config: TrainConfig, vocab_size: int, layers: Sequence[range], pp_rank: int) -> RankParameters:
     model, placement = config.model, pipeline_placement(config)
     tp = config.parallel.tensor_model_parallel_size
-    layers = partition_layers(config, vocab_size)
     stages = [placement.virtual_stage(pp_rank, chunk) for chunk in range(placement.chunks)]
     rows = model.padded_vocab_size(vocab_size, tp) // tp
     table = rows * embedding.word_width(model)
-    per_layer = [layer_parameters(config, layer) for stage in stages for layer in layers[stage]]
+    of_kind = {block.kind_of(model, layer): layer for stage in stages for layer in layers[stage]}
+    known = {kind: layer_parameters(config, layer) for kind, layer in of_kind.items()}
+    per_layer = [known[block.kind_of(model, layer)] for stage in stages for layer in layers[stage]]
     dense, experts = (sum(part) for part in zip(*per_layer, strict=True)) if per_layer else (0, 0)
     is_first, is_last = 0 in stages, placement.num_virtual_stages - 1 in stages
     if is_first:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.errors import ConfigError
 from trainer.planning.build_config import build_config
 from trainer.planning.checks import check_world_size
-from trainer.planning.estimate.devices import GIB, Device
-from trainer.planning.estimate.memory import RankMemory, memory_of_ranks, schedule_of
-from trainer.planning.estimate.speed import Links, StepTime, step_time
+from trainer.planning.estimate.devices import GIB, MARGIN, Device
+from trainer.planning.estimate.memory import RankMemory, memory_of_ranks, micro_batches_of, schedule_of
+from trainer.planning.estimate.speed import Links, StepTime, layer_time, step_time
 from trainer.planning.flops import flops_per_token
 from trainer.planning.layouts import divisors_of
+from trainer.planning.parts import block
 from trainer.planning.parts.attention import keeps_scores, score_flops
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class RunPlan:
     ranks: list[RankMemory]
     schedule: PipelineSchedule
     step: StepTime
+    per_node: int
 
     @property
     def worst(self) -> RankMemory:
@@ -50,6 +52,16 @@ class RunPlan:
     def fits(self) -> bool:
         """True if no rank needs more than the device has."""
         return self.worst.total <= self.device.memory
+
+    @property
+    def is_tight(self) -> bool:
+        """True if the run fits, but with less room than predictions are wrong by."""
+        return self.fits and self.worst.total * MARGIN > self.device.memory
+
+    @property
+    def verdict(self) -> str:
+        """Fits, tight, or does not fit."""
+        return "tight" if self.is_tight else "fits" if self.fits else "does not fit"
 
     @property
     def cannot_fit(self) -> bool:
@@ -77,6 +89,53 @@ class RunPlan:
         return full, full - skipped
 
     @property
+    def limits(self) -> dict[str, float]:
+        """Shares of the step that are not products and attention of one forward and backward.
+
+        bubble: of the mean rank; messages: of tensor, context and expert parallelism; recompute; data_parallel:
+        messages that nothing hides; optimizer.
+        """
+        config, step = self.config, self.step
+        links = Links(self.per_node, self.device)
+        times = [(len(own), layer_time(config, own[0], links)) for own in block.by_kind(config.model).values()]
+        passes = micro_batches_of(config, self.world_size) / config.parallel.pipeline_model_parallel_size
+        return {
+            "bubble": step.times.bubble_fraction * step.times.step_time / step.total,
+            "messages": passes * sum(count * time.messages for count, time in times) / step.total,
+            "recompute": passes * sum(count * time.again for count, time in times) / step.total,
+            "data_parallel": step.exposed / step.total,
+            "optimizer": step.optimizer / step.total,
+        }
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on a run that is tight, or much slower on this hardware than with other choices."""
+        training, device, tp = self.config.training, self.device, self.config.parallel.tensor_model_parallel_size
+        found = []
+        if self.is_tight:
+            found.append(
+                f"tight: {self.worst.total / GIB:.1f} of {device.memory / GIB:.1f} GiB are predicted; no published run "
+                f"has failed below {device.memory / MARGIN / GIB:.1f}, and some have above"
+            )
+        if training.bf16 and not device.has_bf16:
+            found.append(
+                f"{device.name} has no bf16: products run in float32 at {device.single / 1e12:g} instead of "
+                f"{device.peak / 1e12:g} TFLOP/s; use training.fp16 instead of training.bf16"
+            )
+        elif not training.bf16 and not training.fp16 and device.single < device.peak:
+            word = "bf16" if device.has_bf16 else "fp16"
+            found.append(
+                f"products run in float32 at {device.single / 1e12:g} TFLOP/s; with training.{word} {device.name} "
+                f"reaches up to {device.peak / 1e12:g}"
+            )
+        if tp > self.per_node:
+            found.append(
+                f"tensor parallelism {tp} leaves a node of {self.per_node} devices, and waits for the slower links "
+                "between nodes in every layer"
+            )
+        return found
+
+    @property
     def why_not(self) -> str | None:
         """Sentence that names the rank, its peak and its largest item; None if the run fits."""
         if self.fits:
@@ -96,18 +155,27 @@ def plan_run(config: TrainConfig, vocab_size: int, device: Device, nodes: int, p
     Raises:
         ConfigError: the layout does not fit the number of devices, or the model is not covered.
     """
+    check_covered(config)
+    world_size = nodes * per_node
+    check_world_size(config, world_size)
+    schedule = schedule_of(config, world_size)
+    ranks = memory_of_ranks(config, vocab_size, world_size, device.overhead)
+    step = step_time(config, vocab_size, world_size, schedule, Links(per_node, device))
+    return RunPlan(config, vocab_size, world_size, device, ranks, schedule, step, per_node)
+
+
+def check_covered(config: TrainConfig) -> None:
+    """Refuse a model that has no estimate.
+
+    Raises:
+        ConfigError: names the models that have one.
+    """
     model = config.model
     if model.architecture != "decoder" or model.multi_latent_attention or model.mtp_num_layers:
         raise ConfigError(
             "model.architecture",
             "has no estimate with bert, t5, multi_latent_attention or mtp_num_layers; plan covers other decoders",
         )
-    world_size = nodes * per_node
-    check_world_size(config, world_size)
-    schedule = schedule_of(config, world_size)
-    ranks = memory_of_ranks(config, vocab_size, world_size)
-    step = step_time(config, vocab_size, world_size, schedule, Links(per_node, device))
-    return RunPlan(config, vocab_size, world_size, device, ranks, schedule, step)
 
 
 def changed(config: TrainConfig, values: dict[str, Any]) -> TrainConfig:

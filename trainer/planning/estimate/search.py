@@ -1,21 +1,21 @@
 """Search of the layouts of a model on a number of devices, fastest first. Torch-free.
 
-Every candidate has a lower bound of its time: the work of a mean stage without bubble or messages between stages.
-Candidates are planned in the order of their bounds, until no bound beats the last row of the table.
+Layouts are planned in the order of their lower bounds of time, without those whose lower bound of memory exceeds the
+device, until no bound beats the last row. A row stands for a mesh: the fastest of its layouts that fits. No layout is
+left out unplanned that could be a row, so that "none fits" is said of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
-from trainer.planning.estimate.activations import element_bytes
-from trainer.planning.estimate.plan import RunPlan, changed, plan_run
-from trainer.planning.estimate.speed import Links, layer_seconds
-from trainer.planning.flops import count_parameters
-from trainer.planning.layouts import divisors_of
+from trainer.planning.checks import check_world_size
+from trainer.planning.estimate.candidates import Candidate, Mesh, candidates
+from trainer.planning.estimate.memory import memory_of_ranks
+from trainer.planning.estimate.plan import RunPlan, changed, check_covered, plan_run
+from trainer.planning.estimate.speed import Links, step_seconds
 from trainer.planning.schedule.placement import ScheduleError
 
 if TYPE_CHECKING:
@@ -23,136 +23,124 @@ if TYPE_CHECKING:
     from trainer.planning.estimate.devices import Device
 
 ROWS = 10
-MOST_PLANS = 80
-"""Candidates planned in full: a bound on the time of the search."""
-_MOST_STAGES = 64
-_RECOMPUTES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("none", {"training.recompute_granularity": None, "training.recompute_method": None}),
-    ("full", {"training.recompute_granularity": "full", "training.recompute_method": "uniform"}),
-)
-_LAYOUT_KEYS = (
-    "num_layers_per_virtual_pipeline_stage",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
-    "pipeline_model_parallel_layout",
-)
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A layout that does not fit.
+
+    Attributes:
+        candidate: the layout.
+        bytes: of the rank with the highest peak, at least.
+    """
+
+    candidate: Candidate
+    bytes: float
 
 
 @dataclass(frozen=True)
 class Found:
-    """A layout that fits, with its plan."""
+    """The fastest layout of a mesh that fits.
 
-    words: str
+    Attributes:
+        candidate: the layout.
+        plan: its plan.
+        faster: of the layouts of the mesh that would be faster, the one that needs the least memory; None: all fit.
+    """
+
+    candidate: Candidate
     plan: RunPlan
+    faster: TooLarge | None
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    bound: float
-    words: str
-    values: dict[str, Any]
+class SearchResult:
+    """Result of a search.
+
+    Attributes:
+        found: at most ROWS, the fastest first.
+        nearest: the layout with the lowest memory; None if a layout fits, or none is valid.
+        layouts: number of layouts that were compared.
+    """
+
+    found: list[Found]
+    nearest: TooLarge | None
+    layouts: int
 
 
-def search_layouts(config: TrainConfig, vocab_size: int, device: Device, nodes: int, per_node: int) -> list[Found]:
-    """The fastest layouts that fit, at most ROWS; empty if none does."""
-    candidates = sorted(_candidates(config, vocab_size, device, nodes, per_node), key=lambda each: each.bound)
-    found: list[Found] = []
-    planned = 0
-    for candidate in candidates:
-        if planned == MOST_PLANS or (len(found) == ROWS and candidate.bound > found[-1].plan.step.total):
+@dataclass(frozen=True)
+class _Row:
+    candidate: Candidate
+    config: TrainConfig
+    seconds: float
+
+
+def search_layouts(config: TrainConfig, vocab_size: int, device: Device, nodes: int, per_node: int) -> SearchResult:
+    """The fastest layouts that fit.
+
+    Raises:
+        ConfigError: the model has no estimate.
+    """
+    check_covered(config)
+    world = nodes * per_node
+    every = sorted(
+        candidates(config, vocab_size, Links(per_node, device), world), key=lambda each: (each.seconds, each.rank)
+    )
+    rows: dict[Mesh, _Row] = {}
+    done: set[tuple[Mesh, str, bool]] = set()
+    too_large: list[TooLarge] = []
+    for one in every:
+        if one.seconds > _last(rows):
             break
-        try:
-            plan = plan_run(changed(config, candidate.values), vocab_size, device, nodes, per_node)
-        except (ConfigError, ScheduleError):
+        own = rows.get(one.mesh)
+        # Of twins the first that fits is the fastest.
+        if one.twins in done or (own is not None and one.seconds >= own.seconds):
             continue
-        planned += 1
-        if plan.fits:
-            found.append(Found(candidate.words, plan))
-            found = sorted(found, key=lambda each: each.plan.step.total)[:ROWS]
-    return found
+        tried = _tried(config, vocab_size, Links(per_node, device), world, one)
+        if isinstance(tried, TooLarge):
+            too_large.append(tried)
+        elif tried is not None:
+            done.add(one.twins)
+            if own is None or tried.seconds < own.seconds:
+                rows[one.mesh] = tried
+    best = sorted(rows.values(), key=lambda each: each.seconds)[:ROWS]
+    found = [
+        Found(
+            each.candidate,
+            plan_run(each.config, vocab_size, device, nodes, per_node),
+            _faster(each.candidate, too_large),
+        )
+        for each in best
+    ]
+    found.sort(key=lambda each: each.plan.step.total)
+    nearest = min(too_large, key=lambda each: each.candidate.bytes, default=None)
+    return SearchResult(found, None if found else nearest, len(every))
 
 
-def _candidates(
-    config: TrainConfig, vocab_size: int, device: Device, nodes: int, per_node: int
-) -> Iterator[_Candidate]:
-    world, model = nodes * per_node, config.model
-    counts = count_parameters(config, vocab_size)
-    links = Links(per_node, device)
-    for tp, cp, pp, ep in _sizes(config, world, per_node):
-        dp = world // (tp * cp * pp)
-        batch = config.global_batch_size(dp)
-        # A layout must fit the other batches of a ramp or of steps too.
-        sizes = [phase.samples for phase in config.batch_sizes(dp).phases]
-        if any(size % dp for size in sizes):
-            continue
-        shared = counts.layers if ep == 1 else counts.layers / ep
-        # Weights in two bytes and gradients in four, or all of it sharded by ZeRO-3.
-        least = (shared + counts.output_layer) / (tp * pp)
-        stages = [0, 1] if least * (element_bytes(config) + 4) < device.memory else []
-        stages = [1, 3] if dp * cp > 1 and stages else stages or ([3] if dp * cp > 1 else [])
-        for mbs in (1, 2, 4, 8):
-            if any(size % (dp * mbs) for size in sizes):
-                continue
-            base: dict[str, Any] = {
-                **{f"parallel.{key}": None for key in _LAYOUT_KEYS},
-                "parallel.tensor_model_parallel_size": tp,
-                "parallel.sequence_parallel": tp > 1,
-                "parallel.context_parallel_size": cp,
-                "parallel.pipeline_model_parallel_size": pp,
-                "parallel.expert_model_parallel_size": ep,
-                "parallel.use_distributed_optimizer": False,
-                "training.micro_batch_size": mbs,
-                "training.recompute_modules": [],
-                "training.recompute_num_layers": None,
-            }
-            for name, recompute in _RECOMPUTES:
-                try:
-                    forward, backward = layer_seconds(changed(config, {**base, **recompute}), 0, links)
-                except ConfigError:
-                    continue
-                each = forward + backward + (forward if name == "full" else 0.0)
-                micro_batches = batch // dp // mbs
-                for schedule, chunks in _schedules(pp, model.num_layers, micro_batches):
-                    bubble = (pp - 1) / chunks if schedule != "zb-v" else 0
-                    bound = each * model.num_layers / pp * (micro_batches + bubble)
-                    for stage in stages:
-                        yield _Candidate(
-                            bound,
-                            f"tp {tp} pp {pp} cp {cp} ep {ep} dp {dp}, {schedule}"
-                            f"{f' x{chunks}' if chunks > 1 else ''}, ZeRO-{stage}, mbs {mbs}, recompute {name}",
-                            {**base, **recompute, **_pipeline(schedule, chunks), **_sharding(stage)},
-                        )
+def _last(rows: dict[Mesh, _Row]) -> float:
+    """Seconds of the last row; infinite while there are too few."""
+    times = sorted(each.seconds for each in rows.values())
+    return times[ROWS - 1] if len(times) >= ROWS else float("inf")
 
 
-def _sizes(config: TrainConfig, world: int, per_node: int) -> Iterator[tuple[int, int, int, int]]:
-    """tp, cp, pp and ep that divide the devices and the model."""
-    model, length = config.model, config.training.seq_length
-    experts = divisors_of(model.num_experts) if model.num_experts else [1]
-    contexts = [1, *(cp for cp in (2, 4, 8, 16) if length // cp >= 4096)]
-    for tp in (size for size in divisors_of(per_node) if model.num_attention_heads % size == 0):
-        for cp in contexts:
-            for pp in (size for size in range(1, min(_MOST_STAGES, model.num_layers) + 1)):
-                if world % (tp * cp * pp):
-                    continue
-                for ep in experts:
-                    if world // (tp * pp) % ep == 0:
-                        yield tp, cp, pp, ep
+def _tried(config: TrainConfig, vocab_size: int, links: Links, world: int, one: Candidate) -> _Row | TooLarge | None:
+    """A layout that fits, or does not; None if the trainer refuses it."""
+    if one.bytes > links.device.memory:
+        return TooLarge(one, one.bytes)
+    try:
+        own = changed(config, one.values)
+        check_world_size(own, world)
+        most = max(rank.total for rank in memory_of_ranks(own, vocab_size, world, links.device.overhead))
+        if most > links.device.memory:
+            return TooLarge(one, most)
+        return _Row(one, own, step_seconds(own, vocab_size, world, links))
+    except (ConfigError, ScheduleError):
+        return None
 
 
-def _schedules(pp: int, layers: int, micro_batches: int) -> list[tuple[str, int]]:
-    if pp == 1:
-        return [("1f1b", 1)]
-    chunked = [("interleaved", chunks) for chunks in (2, 4) if layers >= pp * chunks and micro_batches >= pp]
-    return [("1f1b", 1), *chunked, *([("zb-v", 2)] if layers >= 2 * pp else [])]
-
-
-def _pipeline(schedule: str, chunks: int) -> dict[str, Any]:
-    return {
-        "parallel.pipeline_schedule": schedule,
-        "parallel.num_virtual_stages_per_pipeline_rank": chunks if schedule == "interleaved" else None,
-    }
-
-
-def _sharding(stage: int) -> dict[str, Any]:
-    names = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-    return {"parallel.data_parallel_sharding_strategy": names[stage]}
+def _faster(found: Candidate, too_large: list[TooLarge]) -> TooLarge | None:
+    """Of the layouts of the same mesh that would be faster, the one that needs the least memory."""
+    others = (
+        each for each in too_large if each.candidate.mesh == found.mesh and each.candidate.seconds < found.seconds
+    )
+    return min(others, key=lambda each: each.candidate.bytes, default=None)

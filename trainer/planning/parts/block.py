@@ -19,3 +19,16 @@ def parameters(model: ModelConfig, layer: int, *, active: bool) -> int:
 def passed_bytes(model: ModelConfig, layer: int) -> int:
     """Bytes of the memory-bound ops of layer number ``layer``."""
     return norm.layer_bytes(model) + feed_forward.activation_bytes(model, layer)
+
+
+def kind_of(model: ModelConfig, layer: int) -> tuple[bool, int | None]:
+    """Kind of layer number ``layer``: layers of a kind have equal sizes and costs."""
+    return model.is_moe_layer(layer), model.window_of(layer)
+
+
+def by_kind(model: ModelConfig) -> dict[tuple[bool, int | None], list[int]]:
+    """The layers of each kind."""
+    found: dict[tuple[bool, int | None], list[int]] = {}
+    for layer in range(model.num_layers):
+        found.setdefault(kind_of(model, layer), []).append(layer)
+    return found

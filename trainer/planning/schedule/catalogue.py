@@ -10,7 +10,7 @@ from trainer.planning.schedule.table import PipelineSchedule
 from trainer.planning.schedule.zero_bubble import zb_h1, zb_v
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def build_schedule(kind: str, pp: int, chunks: int, num_micro_batches: int) -> PipelineSchedule:
     """Build the table of a schedule.
 

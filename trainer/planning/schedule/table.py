@@ -22,6 +22,9 @@ class ActionKind(Enum):
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
 
+    # Members are singletons; Enum hashes their names, in Python, for each of the many look-ups by kind.
+    __hash__ = object.__hash__
+
     @property
     def gives_input_gradient(self) -> bool:
         """True if the action yields the gradient that the previous stage waits for."""

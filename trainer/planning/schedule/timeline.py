@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.planning.schedule.placement import ScheduleError
-from trainer.planning.schedule.table import Action, ActionKind, Message, PipelineSchedule, exchanges
+from trainer.planning.schedule.placement import Placement, ScheduleError
+from trainer.planning.schedule.table import Action, ActionKind, PipelineSchedule
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,55 @@ def timeline(
         ScheduleError: an action never receives its message.
     """
     duration = durations if callable(durations) else _lookup(schedule, durations)
-    rows = [exchanges(schedule, rank) for rank in range(len(schedule.stages))]
-    times: list[list[tuple[float, float]]] = [[] for _ in rows]
-    arrived: dict[Message, float] = {}
+    arrivals = _Arrivals(schedule.placement, latency)
+    times: list[list[tuple[float, float]]] = [[] for _ in schedule.stages]
     progress = True
     while progress:
         progress = False
-        for rank, (row, done) in enumerate(zip(rows, times, strict=True)):
+        for rank, (row, done) in enumerate(zip(schedule.stages, times, strict=True)):
+            free = done[-1][1] if done else 0.0
             # A rank works through its row until it needs a message that is not sent yet.
-            while len(done) < len(row) and (row[len(done)].receive is None or row[len(done)].receive in arrived):
-                exchange, free = row[len(done)], done[-1][1] if done else 0.0
-                start = max(free, arrived[exchange.receive] if exchange.receive else 0.0)
-                end = start + duration(rank, exchange.action)
-                done.append((start, end))
-                if exchange.send is not None:
-                    arrived[exchange.send] = end + (0.0 if exchange.send.is_local else latency)
+            while len(done) < len(row) and (arrived := arrivals.of(rank, row[len(done)])) is not None:
+                action = row[len(done)]
+                start = max(free, arrived)
+                free = start + duration(rank, action)
+                done.append((start, free))
+                arrivals.send(rank, action, free)
                 progress = True
-    for rank, (row, done) in enumerate(zip(rows, times, strict=True)):
+    for rank, (row, done) in enumerate(zip(schedule.stages, times, strict=True)):
         if len(done) < len(row):
-            raise ScheduleError(f"deadlock: rank {rank} never receives the message for {row[len(done)].action}")
+            raise ScheduleError(f"deadlock: rank {rank} never receives the message for {row[len(done)]}")
     return Timeline(tuple(tuple(done) for done in times))
+
+
+class _Arrivals:
+    """Times at which messages arrive, by direction, receiving virtual stage and micro-batch; see table.exchanges."""
+
+    def __init__(self, placement: Placement, latency: float) -> None:
+        self._placement, self._latency = placement, latency
+        self._last = placement.num_virtual_stages - 1
+        self._rank_of = [placement.place(stage)[0] for stage in range(self._last + 1)]
+        self._forward: dict[tuple[int, int], float] = {}
+        self._backward: dict[tuple[int, int], float] = {}
+
+    def of(self, rank: int, action: Action) -> float | None:
+        """Time at which the message for an action is there; 0 without a message, None before it is sent."""
+        if action.kind is ActionKind.BACKWARD_WEIGHT:
+            return 0.0
+        stage = self._placement.virtual_stage(rank, action.chunk)
+        if action.kind is ActionKind.FORWARD:
+            return 0.0 if stage == 0 else self._forward.get((stage, action.micro_batch))
+        return 0.0 if stage == self._last else self._backward.get((stage, action.micro_batch))
+
+    def send(self, rank: int, action: Action, end: float) -> None:
+        """Note the message of an action that has ended."""
+        if action.kind is ActionKind.BACKWARD_WEIGHT:
+            return
+        is_forward = action.kind is ActionKind.FORWARD
+        stage = self._placement.virtual_stage(rank, action.chunk) + (1 if is_forward else -1)
+        if 0 <= stage <= self._last:
+            sent = self._forward if is_forward else self._backward
+            sent[stage, action.micro_batch] = end + (self._latency if self._rank_of[stage] != rank else 0.0)
 
 
 def _lookup(schedule: PipelineSchedule, durations: Durations | Sequence[Durations]) -> DurationOf:

@@ -1,0 +1,1 @@
+"""Predictions of ``llmctl plan`` beside published runs, row by row."""

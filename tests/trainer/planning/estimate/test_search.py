@@ -1,0 +1,121 @@
+"""Search of layouts: never beaten by a layout that the planner plans itself, and bounds that are bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.trainer.planning.estimate.published_layouts import PUBLISHED
+from trainer.config.errors import ConfigError
+from trainer.config.train_config import TrainConfig
+from trainer.planning.build_config import build_config
+from trainer.planning.estimate.candidates import candidates
+from trainer.planning.estimate.devices import DEVICES, GIB
+from trainer.planning.estimate.plan import RunPlan, changed, plan_run
+from trainer.planning.estimate.search import search_layouts
+from trainer.planning.estimate.speed import Links, layer_time, step_seconds
+from trainer.planning.schedule.placement import ScheduleError
+
+VOCABULARY = 32000
+QUICK = ("nemo-llama2-7b", "nemo-llama3-70b", "narayanan-3.6b", "korthikanti-22b")
+
+
+def small(**training: Any) -> TrainConfig:
+    return build_config(
+        {
+            "model": {"num_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "attention_dropout": 0.0},
+            "training": {"train_iters": 1, "seq_length": 4096, "global_batch_size": 16, "bf16": True, **training},
+            "optimizer": {"lr": 1e-4},
+        }
+    )
+
+
+def experts(**parallel: Any) -> TrainConfig:
+    model = {"num_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "num_experts": 8, "moe_router_topk": 2}
+    training = {"train_iters": 1, "seq_length": 1024, "global_batch_size": 16, "bf16": True}
+    return build_config({"model": model, "parallel": parallel, "training": training, "optimizer": {"lr": 1e-4}})
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.proof) for name in PUBLISHED]
+)
+def test_the_best_is_never_slower_than_a_published_layout(name: str) -> None:
+    published = PUBLISHED[name]
+    size = (published.vocabulary, DEVICES[published.device], published.devices // 8, 8)
+    own = plan_run(published.config(), *size)
+    found = search_layouts(published.config(), *size).found
+    assert found and all(each.plan.fits for each in found)
+    assert own.fits and found[0].plan.tokens_per_s >= 0.999 * own.tokens_per_s
+
+
+def test_nothing_that_fits_is_faster() -> None:
+    """Against a plan of every candidate, on devices that are so small that many do not fit."""
+    config, device = small(), replace(DEVICES["A100-40GB"], memory=6 * GIB)
+    plans = []
+    for one in candidates(config, VOCABULARY, Links(2, device), 4):
+        try:
+            plan = plan_run(changed(config, one.values), VOCABULARY, device, 2, 2)
+        except (ConfigError, ScheduleError):
+            continue
+        plans.append((one, plan))
+    fitting = [(plan.step.total, one) for one, plan in plans if plan.fits]
+    assert 20 < len(fitting) < len(plans)
+    result = search_layouts(config, VOCABULARY, device, 2, 2)
+    assert result.found[0].plan.step.total == pytest.approx(min(time for time, _ in fitting), rel=0.005)
+    by_mesh = {one.mesh: [time for time, other in fitting if other.mesh == one.mesh] for _, one in fitting}
+    assert [each.candidate.mesh for each in result.found] == sorted(by_mesh, key=lambda mesh: min(by_mesh[mesh]))[:10]
+    for one, plan in plans:
+        assert one.bytes <= plan.worst.total, one
+        assert one.seconds <= plan.step.total * 1.001, one
+    for each in result.found:
+        assert each.faster is None or (each.faster.bytes > device.memory and each.faster.candidate != each.candidate)
+        assert sum(each.plan.limits.values()) < 1
+
+
+def test_a_short_table_gives_the_time_of_a_long_one() -> None:
+    links = Links(8, DEVICES["H100"])
+    for name, most in (("nemo-llama2-70b", 0.005), ("nemo-llama2-13b", 0.005), ("korthikanti-175b", 0.005)):
+        published = PUBLISHED[name]
+        own = plan_run(published.config(), published.vocabulary, links.device, published.devices // 8, 8)
+        short = step_seconds(published.config(), published.vocabulary, published.devices, links)
+        assert short == pytest.approx(own.step.total, rel=most), name
+
+
+def test_what_needs_least_is_named_if_nothing_fits() -> None:
+    result = search_layouts(small(), VOCABULARY, replace(DEVICES["H100"], memory=GIB), 1, 4)
+    assert not result.found and result.nearest is not None
+    assert "optimizer in CPU memory" in str(result.nearest.candidate) or "ZeRO-3" in str(result.nearest.candidate)
+    with pytest.raises(ConfigError, match="has no estimate"):
+        search_layouts(
+            changed(small(), {"model.mtp_num_layers": 1, "model.position_embedding_type": "rope"}),
+            VOCABULARY,
+            DEVICES["H100"],
+            1,
+            4,
+        )
+
+
+def test_only_experts_wait_for_the_busiest_rank() -> None:
+    links = Links(8, DEVICES["H100"])
+    alone, among = (layer_time(experts(expert_model_parallel_size=size), 0, links) for size in (1, 8))
+    computing = [each.forward - each.messages / 2 for each in (alone, among)]
+    # With all products as busy as the experts it would be 1.5 times as long, but for memory-bound ops and attention.
+    assert 1.1 * computing[0] < computing[1] < 1.35 * computing[0]
+
+
+def plan_of(training: dict[str, Any], optimizer: dict[str, Any]) -> RunPlan:
+    values = {f"training.{key}": value for key, value in training.items()}
+    values |= {f"optimizer.{key}": value for key, value in optimizer.items()}
+    return plan_run(changed(small(), values), VOCABULARY, DEVICES["H100"], 1, 1)
+
+
+def test_what_saves_memory_takes_time() -> None:
+    plain = plan_of({}, {})
+    selective = {"recompute_granularity": "selective", "recompute_modules": ["mlp"]}
+    full = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    some, every, offloaded = plan_of(selective, {}), plan_of(full, {}), plan_of({}, {"optimizer_cpu_offload": True})
+    assert plain.step.total < some.step.total < every.step.total
+    assert plain.worst.total > some.worst.total > every.worst.total
+    assert offloaded.step.optimizer > 10 * plain.step.optimizer and offloaded.worst.total < plain.worst.total
