@@ -12,7 +12,7 @@ from llmctl.paths import PACKAGE
 
 NAME = "llmctl-pretrain"
 """Name for pip; command and module are ``llmctl``."""
-TRAINER_PACKAGES = ("numpy", "pydantic", "pyyaml", "safetensors", "tokenizers", "torch")
+TRAINER_PACKAGES = ("numpy", "pydantic", "pyyaml", "safetensors", "tokenizers", "torch", "zlib-ng")
 """Packages of the extra ``train`` and of the trainer's config."""
 
 

@@ -67,7 +67,10 @@ def submit(
     after: str | None = None,
     max_restarts: int | None = None,
     restart_on: str | Sequence[str] | None = None,
+    spare_nodes: int | None = None,
     hang_timeout_s: int | None = None,
+    preflight: str | None = None,
+    chain: str | Mapping[str, float] | None = None,
     container: str | None = None,
     mounts: Sequence[str] | None = None,
     launcher: str | None = None,
@@ -108,8 +111,11 @@ def submit(
         time: time limit, such as ``1:30:00`` or ``90m``.
         after: start when this run completes; ``any:RUN``: when the run ends.
         max_restarts: how often a failed attempt begins again in the same job.
-        restart_on: of killed, lost_peer, hang, node, not_finite, out_of_memory, error, unknown.
+        restart_on: of killed, lost_peer, hang, node, not_finite, roll_back, out_of_memory, error, unknown.
+        spare_nodes: further nodes, which replace nodes at fault when an attempt begins again.
         hang_timeout_s: seconds for which a hang lasts before the attempt ends; 0: for ever.
+        preflight: ``quick``: check all nodes before the model is built; ``off``: not.
+        chain: each job submits the next one, up to ``until`` (iterations), ``points`` or ``node_hours`` of all jobs.
         container: image.
         mounts: ``SRC:DST`` of folders to mount in the container.
         launcher: ``torchrun``, ``srun`` or ``mpirun``.

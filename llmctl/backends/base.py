@@ -60,7 +60,7 @@ class JobRequest:
         profile: of the cluster.
         job_name: the run id in a form that the scheduler accepts.
         run_dir: the run directory, absolute; the working directory of every command, with ``job.log`` and ``job.sh``.
-        nodes: number of nodes.
+        nodes: number of nodes that the job trains on.
         ranks_per_node: G, the number of ranks on each node.
         gpus_per_node: GPUs requested per node; 0 for a job on CPUs.
         tasks_per_node: tasks of each node for schedulers that count tasks: one for torchrun, otherwise one per rank.
@@ -82,6 +82,7 @@ class JobRequest:
         after: ids of the jobs that must end first.
         after_any: True: start after any end of those jobs. False: only after success, if the scheduler can tell.
         gpu_ids: ids of the GPUs of each node, if this machine is the cluster and has GPUs; else empty.
+        spare_nodes: further nodes of the job, for later attempts.
     """
 
     profile: "ClusterProfile"
@@ -107,6 +108,7 @@ class JobRequest:
     after: tuple[str, ...] = ()
     after_any: bool = True
     gpu_ids: tuple[tuple[str, ...], ...] = ()
+    spare_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -309,6 +311,9 @@ class QueueBackend(Backend, Protocol):
 
     def directives(self, request: JobRequest) -> list[str]:
         """Options for the head of the script, without the scheduler's prefix. All plain words."""
+
+    def next_job_argv(self, request: JobRequest) -> tuple[str, ...]:
+        """Command by which a job submits the run's next job, in the run directory, on its head node."""
 
     def status_argv(self, job_ids: Sequence[str]) -> list[str]:
         """Command that asks the queue about all these jobs in one call."""

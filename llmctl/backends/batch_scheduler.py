@@ -1,10 +1,11 @@
 """Answers that batch schedulers have in common; a backend with a queue overrides those that differ."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmctl.backends.base import Capabilities
+from llmctl.backends.base import Capabilities, HostCommand, JobRequest
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ErrorMessages:
 
 
 @dataclass(frozen=True)
-class BatchScheduler:
+class BatchScheduler(ABC):
     """Base of the backends with a queue, see QueueBackend."""
 
     messages: ErrorMessages
@@ -38,6 +39,15 @@ class BatchScheduler:
     launchers: tuple[str, ...] = ("torchrun", "mpirun")
     capabilities: Capabilities = Capabilities(has_queue=True)
     tells_ends_apart: bool = True
+
+    @abstractmethod
+    def submit_commands(self, request: JobRequest) -> list[HostCommand]:
+        """See Backend."""
+
+    def next_job_argv(self, request: JobRequest) -> tuple[str, ...]:
+        """The command by which llmctl submits a job."""
+        (command,) = self.submit_commands(request)
+        return command.argv
 
     def priority_problem(self, priority: int) -> str:
         """Empty for any priority: the submit command itself refuses those that are not allowed."""

@@ -14,7 +14,9 @@ from llmctl.errors import ConfigFileError, UsageError
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _SCRIPT = typer.Argument(
-    ..., metavar="FILE", help="Shell script that starts pretrain_gpt.py, pretrain_bert.py or pretrain_t5.py."
+    ...,
+    metavar="FILE",
+    help="Shell script that starts pretrain_gpt.py, pretrain_bert.py or pretrain_t5.py, or a model_config.yaml.",
 )
 _OUTPUT = typer.Option(None, "--output", "-o", metavar="CONFIG", help="Config file to write. Default: standard output.")
 _GIVEN = typer.Option(

@@ -41,6 +41,12 @@ def nodes(
         str | None,
         typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
     ] = None,
+    excluded: Annotated[
+        bool, typer.Option("--excluded", help="Show your list of bad nodes instead: what submit and resume leave out.")
+    ] = False,
+    readmit: Annotated[
+        str | None, typer.Option("--readmit", metavar="NODE", help="Take a node off your list of bad nodes.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show a cluster's nodes: state with its reason, GPUs and cores in use, memory.
@@ -49,7 +55,18 @@ def nodes(
     """
     context: Context = ctx.obj
     name, origin = context.cluster(cluster)
-    found = read_nodes(ClusterSession.of(context, name, origin))
+    session = ClusterSession.of(context, name, origin)
+    if readmit is not None:
+        from llmctl.operate.bad_nodes import readmit_node
+
+        readmit_node(context, session, readmit)
+        say(f"{readmit} is off the list of bad nodes of {name}")
+    if excluded or readmit is not None:
+        from llmctl.cli.viewing.bad_nodes import show_bad_nodes
+
+        show_bad_nodes(context, session, as_json=as_json)
+        return
+    found = read_nodes(session)
     if as_json:
         print_json(asdict(NodesDocument(name, found, summarize(found))))
         return

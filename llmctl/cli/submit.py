@@ -1,6 +1,7 @@
 """``llmctl submit``: start a run on a cluster. Shows and carries out the plans of other commands too."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,20 @@ _RESTART_ON = _option(
     "CLASS[,CLASS]",
     "Of killed,lost_peer,hang,node,not_finite,out_of_memory,error,unknown. Default: all but not_finite.",
 )
+_SPARE_NODES = _option(
+    _SIZE, "--spare-nodes", "N", "Further nodes, which replace nodes at fault when an attempt begins again. Default: 0."
+)
 _HANG_TIMEOUT = _option(
     _SIZE, "--hang-timeout", "SECONDS", "End an attempt whose hang lasts for so long. Default: 300. 0: never."
+)
+_PREFLIGHT = _option(
+    _SIZE, "--preflight", "off|quick", "quick: check all nodes before the model is built. Default: off."
+)
+_CHAIN = _option(
+    _SIZE,
+    "--chain",
+    "until=N,points=P,node_hours=H",
+    "Each job submits the run's next one, up to the iteration or what all may use; at least one of the three.",
 )
 
 _CONTAINER = _option(_ENVIRONMENT, "--container", "IMAGE", "Container image.")
@@ -129,7 +142,10 @@ def submit(
     after: str | None = _AFTER,
     max_restarts: int | None = _MAX_RESTARTS,
     restart_on: str | None = _RESTART_ON,
+    spare_nodes: int | None = _SPARE_NODES,
     hang_timeout_s: int | None = _HANG_TIMEOUT,
+    preflight: str | None = _PREFLIGHT,
+    chain: str | None = _CHAIN,
     container: str | None = _CONTAINER,
     mounts: list[str] | None = _MOUNTS,
     launcher: str | None = _LAUNCHER,
@@ -148,35 +164,46 @@ def submit(
 ) -> int:
     """Start a training run, or any command, on a cluster."""
     given: dict[str, Any] = dict(locals())
-    from llmctl.submit.job import SubmitArguments
     from llmctl.submit.plan import plan_submission
 
-    config, texts = _divide_words(config, ctx.args, data or [])
     context: Context = ctx.obj
-    arguments = SubmitArguments(
+    arguments = _arguments(given, ctx.args, context.command)
+    plan = plan_submission(context, arguments)
+    if arguments.config is None and not context.command:
+        _check_that_the_example_is_meant(plan, context, arguments)
+    return submit_plan(plan, context, Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow))
+
+
+def _arguments(given: Mapping[str, Any], more: list[str], command: tuple[str, ...]) -> "SubmitArguments":
+    """The command line of a submission.
+
+    Args:
+        given: parameters of ``submit``.
+        more: words after CONFIG.
+        command: words of COMMAND.
+    """
+    from llmctl.submit.job import SubmitArguments
+
+    config, texts = _divide_words(given["config"], more, given["data"] or [])
+    return SubmitArguments(
         config=config,
         job=given,
-        cluster=cluster,
-        settings=tuple(settings or ()),
-        env=tuple(env or ()),
-        secrets=tuple(secrets or ()),
-        after=after,
-        command=context.command,
-        run_id=run_id,
-        installed=installed,
-        dry_run=dry_run or show_script,
-        template=template,
-        script_arguments=tuple(script_arguments or ()),
-        hf=hf,
+        cluster=given["cluster"],
+        settings=tuple(given["settings"] or ()),
+        env=tuple(given["env"] or ()),
+        secrets=tuple(given["secrets"] or ()),
+        after=given["after"],
+        command=command,
+        run_id=given["run_id"],
+        installed=given["installed"],
+        dry_run=given["dry_run"] or given["show_script"],
+        template=given["template"],
+        script_arguments=tuple(given["script_arguments"] or ()),
+        hf=given["hf"],
         data=tuple(texts),
-        example=example,
-        torchrun=torchrun,
+        example=given["example"],
+        torchrun=given["torchrun"],
     )
-    display = Display(dry_run=dry_run, script=show_script, as_json=as_json, follow=follow)
-    plan = plan_submission(context, arguments)
-    if config is None and not context.command:
-        _check_that_the_example_is_meant(plan, context, arguments)
-    return submit_plan(plan, context, display)
 
 
 def _check_that_the_example_is_meant(plan: "SubmitPlan", context: Context, arguments: "SubmitArguments") -> None:

@@ -3,6 +3,7 @@
 Four round trips for any number of checks: the home directory, the paths, one shell script, one Python program.
 """
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -124,14 +125,14 @@ def _python(
         script = environment_script(profile, _folders_there(context, transport))
         answer = transport.run(["bash", "-c", script, "bash", *argv], timeout_s=_PYTHON_TIMEOUT_S, only_reads=True)
     except SchedulerError as error:
-        return None, [Check("environment", "FAULT", error.message, _mend_environment(profile))]
+        return None, [_broken_environment(profile, error.message)]
     facts = parse_python(answer.stdout)
     if facts is None:
         if "Exec format error" in answer.stderr:
             detail = f"{argv[0]} is for another processor architecture than this node's; check from a compute node"
             return None, [Check("python", "note", detail)]
         said = " ".join((answer.stderr or answer.stdout).split())[-300:] or f"exit status {answer.exit_status}"
-        return None, [Check("environment", "FAULT", said, _mend_environment(profile, said))]
+        return None, [_broken_environment(profile, said)]
     checks = [Check("modules", "ok", " ".join(software.modules))] if software.modules else []
     kind = profile.resource_types.get(profile.defaults.resource_type or "")
     return facts, [*checks, *judge_python(facts, kind.gpu if kind is not None else None)]
@@ -146,7 +147,15 @@ def _interpreter(context: Context, profile: "ClusterProfile", transport: "Transp
     return job_python(profile, _folders_there(context, transport), own)
 
 
-def _mend_environment(profile: "ClusterProfile", said: str = "") -> str:
+def _broken_environment(profile: "ClusterProfile", said: str) -> Check:
+    """The check of an environment whose Python does not start; one that does not exist can be built."""
+    if profile.environment.kind == "venv" and "the virtual environment cannot be activated" in said:
+        cure = ("llmctl", "env", "build", "--cluster", profile.name)
+        return Check("environment", "FAULT", said, shlex.join(cure), cure=cure)
+    return Check("environment", "FAULT", said, _mend_environment(profile, said))
+
+
+def _mend_environment(profile: "ClusterProfile", said: str) -> str:
     software = profile.environment
     if software.modules and "module" in said:
         return f"module avail; then llmctl clusters setup {profile.name} --module NAME, or module_init in your overlay"

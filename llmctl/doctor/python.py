@@ -1,34 +1,16 @@
 """Checks of the jobs' Python, its torch, and the GPUs of torch's build. Pure."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmctl.doctor.probes import Gpu, Section
+from llmctl.doctor.torch_wheels import ARCHITECTURES, OLDEST_DRIVER, choose_index, is_amd
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.execute import NODE_PYTHON_REMEDY
 
-# https://developer.nvidia.com/cuda-gpus and https://rocm.docs.amd.com (GPU hardware specifications).
-ARCHITECTURES = {
-    "V100": "7.0",
-    "T4": "7.5",
-    "A100": "8.0",
-    "A40": "8.6",
-    "L40S": "8.9",
-    "H100": "9.0",
-    "H200": "9.0",
-    "GH200": "9.0",
-    "B200": "10.0",
-    "GB200": "10.0",
-    "B300": "10.3",
-    "MI250X": "gfx90a",
-    "MI300A": "gfx942",
-    "MI300X": "gfx942",
-}
-"""Common GPU name -> compute capability, or AMD's architecture name."""
-# https://docs.nvidia.com/deploy/cuda-compatibility/: the oldest driver for programs of each CUDA major version.
-_OLDEST_DRIVER = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
 _OLDEST_PYTHON = (3, 10)
 _NEEDED = ("numpy", "pydantic", "pyyaml")
 _USEFUL = ("safetensors", "tokenizers")
@@ -47,6 +29,8 @@ class Check:
         detail: the finding.
         remedy: the remedy, as a command or step; empty without a problem.
         exit_code: class of a fault: 3 profile, 4 scheduler or connection.
+        cure: the remedy as a command that ``doctor --fix`` can run: it adds something, and removes or changes nothing.
+            ``llmctl`` is this one; other programs run on the cluster's machine. Empty: the remedy is the user's.
     """
 
     name: str
@@ -54,6 +38,7 @@ class Check:
     detail: str
     remedy: str = ""
     exit_code: int = 3
+    cure: tuple[str, ...] = ()
 
 
 def judge_python(facts: dict[str, Any], wanted_gpu: str | None) -> list[Check]:
@@ -76,7 +61,10 @@ def judge_python(facts: dict[str, Any], wanted_gpu: str | None) -> list[Check]:
     if "torch" not in facts:
         error = facts.get("torch_error", "it cannot be imported")
         what = f"{python} has no torch" if error == "No module named 'torch'" else f"torch cannot be imported: {error}"
-        return [*checks, Check("torch", "FAULT", what, f"{python} -m pip install torch{_wheels(wanted_gpu)}")]
+        cure = (python, "-m", "pip", "install", "torch", *_wheels(wanted_gpu).split())
+        # A torch that is there and cannot be imported is for the user to replace.
+        is_absent = error == "No module named 'torch'"
+        return [*checks, Check("torch", "FAULT", what, shlex.join(cure), cure=cure if is_absent else ())]
     build = f"CUDA {facts['cuda']}" if facts.get("cuda") else f"ROCm {facts['hip']}" if facts.get("hip") else "CPU only"
     checks.append(Check("torch", "ok", f"{facts['torch']}, {build}, imported in {facts['import_s']:g} s"))
     if wanted_gpu is not None:
@@ -92,8 +80,8 @@ def _packages(facts: dict[str, Any]) -> list[Check]:
     for names, state in states:
         missing = [name for name in names if name not in found]
         if missing:
-            remedy = f"{python} -m pip install {' '.join(missing)}"
-            checks.append(Check("packages", state, f"{', '.join(missing)} not installed", remedy))
+            cure = (python, "-m", "pip", "install", *missing)
+            checks.append(Check("packages", state, f"{', '.join(missing)} not installed", shlex.join(cure), cure=cure))
     if not checks:
         checks.append(Check("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items())))
     if "unrelated_apex" in facts:
@@ -104,13 +92,10 @@ def _packages(facts: dict[str, Any]) -> list[Check]:
 
 
 def _wheels(gpu: str | None) -> str:
-    """Option of pip for the index with a GPU's torch. https://pytorch.org/get-started/locally/."""
-    return " --index-url https://download.pytorch.org/whl/rocm7.1" if is_amd(gpu) else ""
-
-
-def is_amd(gpu: str | None) -> bool:
-    """True if a GPU, by its common name, is AMD's."""
-    return ARCHITECTURES.get(gpu or "", "").startswith("gfx")
+    """Option of pip for the index with a GPU's torch; empty if the Python index has it, which is for CUDA 13."""
+    level = ARCHITECTURES.get(gpu or "")
+    index = choose_index({str(gpu): level}, driver=OLDEST_DRIVER["13"]) if level is not None else None
+    return "" if index is None or index.url.endswith("cu130") else f" --index-url {index.url}"
 
 
 def _build(facts: dict[str, Any], gpu: str) -> Check:
@@ -170,7 +155,7 @@ def judge_driver(gpus: Sequence[Gpu], facts: dict[str, Any] | None, *, expected:
         return Check("driver", "note", where)
     shown = f"{gpus[0].driver}, {len(gpus)} x {gpus[0].name}"
     cuda = (facts or {}).get("cuda")
-    oldest = _OLDEST_DRIVER.get(str(cuda).partition(".")[0])
+    oldest = OLDEST_DRIVER.get(str(cuda).partition(".")[0])
     if oldest is None or _numbers(gpus[0].driver) >= _numbers(oldest):
         return Check("driver", "ok", shown)
     remedy = (

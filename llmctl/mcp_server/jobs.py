@@ -60,7 +60,8 @@ def plan(asked: PlanArguments) -> Answer:
     given = asked.model_dump(exclude={"config", "config_text"})
     found = predicted(asked.config_value(), **given)
     gib = found.peak_memory_bytes / 2**30
-    text = f"fits: {gib:.1f} GiB on the fullest rank" if found.fits else f"does not fit: {found.why_not}"
+    verdict = "tight" if found.tight else "fits"
+    text = f"{verdict}: {gib:.1f} GiB on the fullest rank" if found.fits else f"does not fit: {found.why_not}"
     return Answer(text, found.as_json())
 
 
@@ -83,7 +84,10 @@ class JobArguments(ConfigArguments):
     after: str | None = Field(None, description="Start when this run completes; any:RUN: when it ends.")
     max_restarts: int | None = Field(None, description="How often a failed attempt begins again in the same job.")
     restart_on: list[str] | None = Field(None, description="Classes of failures after which it does.")
+    spare_nodes: int | None = Field(None, description="Further nodes, for attempts after a node's fault.")
     hang_timeout_s: int | None = Field(None, description="Seconds of a hang that end an attempt; 0: never.")
+    preflight: Literal["off", "quick"] | None = Field(None, description="quick: check all nodes before the training.")
+    chain: dict[str, float] | None = Field(None, description="Each job submits the next: until, points, node_hours.")
     container: str | None = Field(None, description="Image.")
     mounts: list[str] | None = Field(None, description="SRC:DST of folders to mount in the container.")
     launcher: Literal["torchrun", "srun", "mpirun"] | None = Field(None, description="Starter of the ranks.")

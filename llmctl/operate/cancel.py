@@ -16,6 +16,7 @@ from llmctl.runs.job_status import SchedulerWatch
 from llmctl.runs.observe import hosts_of, is_elsewhere, leaders_of, observe_run
 from llmctl.runs.record import RunRecord
 from llmctl.runs.view import RunView
+from llmctl.supervisor.chain.links import cancelled_name
 from llmctl.transport.file_writes import FileWrite
 from llmctl.transport.processes import ProcessIdentity
 from llmctl.transport.protocol import Transport, transport_for
@@ -136,6 +137,8 @@ def _cancel_in_queue(record: RunRecord, transport: Transport, backend: QueueBack
 
     def mark(attempt: int | None) -> None:
         marked.save(transport)
+        if record.job.get("chain"):
+            _end_chain(record, transport)
         if attempt is not None:
             _mark(record, attempt, transport, grace_s)
 
@@ -182,6 +185,17 @@ def _end(run_dir: Path, leaders: Sequence[ProcessIdentity], transport: Transport
     if left:
         pids = ", ".join(str(identity.pid) for identity in left)
         raise SchedulerError(f"{run_dir.name}: processes {pids} could not be ended", transient=True)
+
+
+def _end_chain(record: RunRecord, transport: Transport) -> None:
+    """Write the mark that keeps a further job of the submission from beginning: it may be on its way to the queue."""
+    folder = f"{record.run_dir}/attempts"
+    name = cancelled_name(record.submissions[-1].number)
+    try:
+        transport.make_folder(folder, mode=0o755)
+        transport.write_files([FileWrite(f"{folder}/{name}", b"\n")])
+    except OSError as error:
+        raise RecordError(f"{record.run_dir}: cannot be written: {error.strerror}") from None
 
 
 def _mark(record: RunRecord, attempt: int, transport: Transport, grace_s: float) -> None:

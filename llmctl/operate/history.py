@@ -193,7 +193,7 @@ def faults_of_others(context: Context, entry: IndexEntry, session: ClusterSessio
 
 def _past_run(entry: IndexEntry, view: RunView, record: RunRecord, seconds: float, profile: ClusterProfile) -> PastRun:
     job, cost = record.job, profile.cost
-    nodes = int(job.get("nodes") or 1)
+    nodes = int(job.get("nodes") or 1) + int(job.get("spare_nodes") or 0)
     hours = nodes * seconds / 3600
     resource = profile.resource_types.get(job.get("resource_type") or profile.defaults.resource_type or "")
     if resource is None or resource.points_per_hour is None:

@@ -73,6 +73,15 @@ class QueueCancel:
             )
         if self._is_there(job):
             self._command(job, has_ended=has_ended)
+        if self.record.job.get("chain"):
+            self._end_next(job)
+
+    def _end_next(self, before: JobAnswer) -> None:
+        """End the next job of a chain, which the job may have submitted at this moment."""
+        job = self._ask()
+        known = before.report.job_id if before.report is not None else None
+        if job is not None and job.report is not None and job.report.job_id != known and self._is_there(job):
+            self._command(job, has_ended=False)
 
     def _command(self, job: JobAnswer, *, has_ended: bool) -> None:
         """Ask the scheduler to end the job, and wait until it has left the queue.
@@ -84,10 +93,10 @@ class QueueCancel:
         for command in self.backend.cancel_commands([job_id]):
             result = run_with_retries(self.backend, command.argv, self.transport, self._retries)
             # Most schedulers refuse to end an ended job, so the queue decides.
-            if result.exit_status != 0 and self._is_there(self._ask() or job):
+            if result.exit_status != 0 and self._is_there(self._ask() or job, job_id):
                 raise _refusal(self.record.run_id, self.backend, command.argv, result)
-        job = self._wait_until_gone(0.0 if has_ended else END_S)
-        if self._is_there(job) and not has_ended:
+        job = self._wait_until_gone(0.0 if has_ended else END_S, job_id)
+        if self._is_there(job, job_id) and not has_ended:
             raw = job.report.raw if job.report is not None else job.raw
             raise SchedulerError(
                 f"{self.record.run_id}: the scheduler was asked to end job {job_id} but still reports it as {raw}",
@@ -109,13 +118,13 @@ class QueueCancel:
                 return False
             self.sleep(1.0 if self.transport.is_remote else 0.25)
 
-    def _wait_until_gone(self, patience_s: float) -> JobAnswer:
+    def _wait_until_gone(self, patience_s: float, job_id: str | None = None) -> JobAnswer:
         deadline = time.monotonic() + patience_s
         pauses = list(PAUSES_S)
         while True:
             job = self._ask()
             assert job is not None, "it was known before"
-            if time.monotonic() >= deadline or not (job.is_silent or self._is_there(job)):
+            if time.monotonic() >= deadline or not (job.is_silent or self._is_there(job, job_id)):
                 return job
             self.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
 
@@ -124,7 +133,7 @@ class QueueCancel:
 
     def _ask(self) -> JobAnswer | None:
         # A new watch for each query: earlier answers of the queue are useless here.
-        question = question_of(self.record, find_attempts([self.record], self.transport)[0])
+        question = question_of(self.record, find_attempts([self.record], self.transport)[0], self.backend)
         return SchedulerWatch(self.backend, self.transport, retries=self._retries).ask_queue([question])[0]
 
     @property
@@ -132,8 +141,10 @@ class QueueCancel:
         return RetryPolicy(sleep=self.sleep)
 
     @staticmethod
-    def _is_there(job: JobAnswer) -> bool:
-        return job.report is not None and not job.state.is_finished
+    def _is_there(job: JobAnswer, job_id: str | None = None) -> bool:
+        """True if the queue has the job; with an id, only if the job is not the next one of its chain."""
+        is_same = job_id is None or (job.report is not None and job.report.job_id == job_id)
+        return job.report is not None and is_same and not job.state.is_finished
 
 
 def _has_ended(beginning: AttemptBeginning) -> bool:

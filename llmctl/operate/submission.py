@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import NotRequired, TypedDict
 
 from llmctl.context import Context
-from llmctl.submit.job import JobCostFacts
+from llmctl.submit.job import BadNodeFacts, JobCostFacts, bad_node_facts
 from llmctl.submit.preview.place import CommandPlan, TrainingPlan
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class SubmitDocument(TypedDict):
     """Queue or partition; null for the site's default, and where there are no queues."""
     cost: JobCostFacts | None
     """Size of the request and its largest charge; null where there is no scheduler."""
+    left_out: list[BadNodeFacts]
+    """Nodes of the user's list of bad nodes that the job leaves out."""
     submitted: list[str]
     """The commands that submit, each quoted for a shell."""
     plan: TrainingPlan | CommandPlan
@@ -94,6 +96,7 @@ def _document(
         "job_ids": [job.job_id for job in jobs],
         "queue": plan.job.request.queue,
         "cost": plan.job.cost.as_json() if plan.job.cost is not None else None,
+        "left_out": [bad_node_facts(bad) for bad in plan.job.left_out],
         "submitted": [shlex.join(command.argv) for command in plan.rendered.commands],
         "plan": facts,
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmctl.context import Context, is_remote, resolve_profile_paths
-from llmctl.doctor.python import ARCHITECTURES
+from llmctl.doctor.torch_wheels import ARCHITECTURES
 from llmctl.errors import ProfileError
 from llmctl.submit.checks.torch_check import check_job_python
 from llmctl.submit.decide import job_python

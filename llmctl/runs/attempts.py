@@ -20,6 +20,7 @@ from llmctl.runs.facts import (
     parse_outcome,
     parse_started,
 )
+from llmctl.runs.links import Link, newest_link_file, parse_link
 from llmctl.runs.record import RunRecord
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.protocol import Transport
@@ -54,11 +55,13 @@ class RunAttempts:
         newest: the last attempt of the last submission; None before the first.
         count: number of attempts of all submissions.
         of_submission: number of attempts of the last submission.
+        waiting: the next job of a chain, if it has made no attempt yet.
     """
 
     newest: AttemptBeginning | None
     count: int = 0
     of_submission: int = 0
+    waiting: Link | None = None
 
 
 def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[RunAttempts]:
@@ -66,8 +69,12 @@ def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[Ru
     folders = [PurePosixPath(str(record.run_dir)) / "attempts" for record in records]
     listed = transport.list_names([str(folder) for folder in folders]) if folders else []
     numbers = [sorted(int(name) for name in names if name.isdecimal()) for names in listed]
+    links = [
+        newest_link_file(names, _last_number(record)) if present else ""
+        for record, names, present in zip(records, listed, numbers, strict=True)
+    ]
     reads: list[FileRead] = []
-    for folder, present in zip(folders, numbers, strict=True):
+    for folder, present, link in zip(folders, numbers, links, strict=True):
         if present:
             starts = [f"{folder}/{number}/started.json" for number in present[-MAX_STARTS:]]
             newest = f"{folder}/{present[-1]}"
@@ -75,12 +82,14 @@ def find_attempts(records: Sequence[RunRecord], transport: Transport) -> list[Ru
             reads += [
                 *(FileRead(path, limit=_SMALL) for path in small),
                 FileRead(f"{newest}/hostfile", limit=_HOSTFILE),
+                *([FileRead(f"{folder}/{link}", limit=_SMALL)] if link else []),
             ]
     parts = iter(transport.read_parts(reads) if reads else [])
     found = []
-    for record, folder, present in zip(records, folders, numbers, strict=True):
+    for record, folder, present, link in zip(records, folders, numbers, links, strict=True):
         own = [next(parts) for _ in range(min(len(present), MAX_STARTS) + 3)] if present else []
-        found.append(_attempts(record, folder, present, own))
+        answer = parse_link(_data(next(parts))) if link else None
+        found.append(_attempts(record, folder, present, own, answer))
     return found
 
 
@@ -195,12 +204,16 @@ def read_details(
 
 
 def _attempts(
-    record: RunRecord, folder: PurePosixPath, numbers: Sequence[int], parts: Sequence[FilePart | None]
+    record: RunRecord,
+    folder: PurePosixPath,
+    numbers: Sequence[int],
+    parts: Sequence[FilePart | None],
+    link: Link | None,
 ) -> RunAttempts:
     if not numbers:
         return RunAttempts(None)
     starts = [parse_started(_data(part)) for part in parts[:-3]]
-    submission = record.submissions[-1].number if record.submissions else None
+    submission = _last_number(record)
     # An attempt without a started.json is just beginning, and so belongs to the last submission.
     own = [one for one in starts if one is None or None in (one.submission, submission) or one.submission == submission]
     newest = starts[-1]
@@ -215,7 +228,12 @@ def _attempts(
         parse_outcome(outcome),
         parse_hostfile(hostfile),
     )
-    return RunAttempts(beginning, len(numbers), len(own))
+    waits = link is not None and newest is not None and newest.link < link.number
+    return RunAttempts(beginning, len(numbers), len(own), link if waits else None)
+
+
+def _last_number(record: RunRecord) -> int | None:
+    return record.submissions[-1].number if record.submissions else None
 
 
 def _needs_details(beginning: AttemptBeginning) -> bool:

@@ -4,11 +4,13 @@ No parser here fails on a missing, half-written or foreign file: unreadable valu
 the run's state from the remaining values.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from llmctl.runs.json_values import float_of, int_of, mapping_of, text_of
+from llmctl.supervisor.hangs.cuts import Network, read_network
 
 LONGEST_CAUSE = 4000
 """Characters of a cause: far above the longest message with its remedy, which is at its end."""
@@ -16,7 +18,7 @@ LONGEST_CAUSE = 4000
 
 @dataclass(frozen=True)
 class Started:
-    """started.json, written first by job.sh: submission of this attempt, and job.sh's process identity."""
+    """started.json, written first by job.sh: submission and link of this attempt, and job.sh's process identity."""
 
     submission: int | None
     job_id: str | None
@@ -25,6 +27,10 @@ class Started:
     pid_start_time: int | None
     boot_id: str | None
     time: float | None
+    link: int = 1
+    """Place of its job in the chain of jobs of the submission."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of the job that the attempt does without, because they were at fault or do not answer -> the cause."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Ending:
         output_line: the line of the output that tells it.
         lost_steps: steps trained since the newest save; None in older records.
         lost_s: seconds since the newest save, or since the start of the attempt if none was made in it.
+        passes_on: the job hands the run to its next job.
+        not_chained: the reason why it does not, although the run has a chain; else empty.
     """
 
     code: int | None
@@ -57,6 +65,8 @@ class Ending:
     output_line: str = ""
     lost_steps: int | None = None
     lost_s: float | None = None
+    passes_on: bool = False
+    not_chained: str = ""
 
     @property
     def is_final(self) -> bool:
@@ -65,7 +75,7 @@ class Ending:
         Schedulers signal a job before they start the job again (preemption, requeue). Grid Engine also restarts a job
         that ends with 99, and holds a job that ends with 100 (qsub(1)).
         """
-        if self.restarts:
+        if self.restarts or self.passes_on:
             return False
         if self.reason not in ("stopped", "failed"):
             return True
@@ -130,6 +140,8 @@ class Heartbeat:
     """Stage of the pipeline: ranks of one stage have the same work."""
     busy: tuple[float, ...] = ()
     """Shares of the newest windows of 30 s in which the rank did not wait for others, the oldest first."""
+    network: Network = field(default_factory=Network)
+    """Connections of a rank that waits in a collective, and the peers that do not answer."""
 
 
 @dataclass(frozen=True)
@@ -209,50 +221,59 @@ class AttemptFacts:
 
 def parse_started(data: bytes | None) -> Started | None:
     """Parse started.json; None if unreadable."""
-    values = _mapping(data)
+    values = mapping_of(data)
     if values is None:
         return None
     return Started(
-        submission=_int(values, "submission"),
-        job_id=_text(values, "job_id") or None,
-        host=_text(values, "host") or None,
-        pid=_int(values, "pid"),
-        pid_start_time=_int(values, "pid_start_time"),
-        boot_id=_text(values, "boot_id") or None,
-        time=_float(values, "time"),
+        submission=int_of(values, "submission"),
+        job_id=text_of(values, "job_id") or None,
+        host=text_of(values, "host") or None,
+        pid=int_of(values, "pid"),
+        pid_start_time=int_of(values, "pid_start_time"),
+        boot_id=text_of(values, "boot_id") or None,
+        time=float_of(values, "time"),
+        link=int_of(values, "link") or 1,
+        left_out=_texts(values.get("left_out")),
     )
+
+
+def _texts(value: Any) -> dict[str, str]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {name: _first_line(text) for name, text in found if isinstance(text, str)}
 
 
 def parse_ending(data: bytes | None) -> Ending | None:
     """Parse exit.json; None if unreadable or without a reason."""
-    values = _mapping(data)
-    if values is None or not _text(values, "reason"):
+    values = mapping_of(data)
+    if values is None or not text_of(values, "reason"):
         return None
     said = values.get("output")
     output = said if isinstance(said, dict) else {}
     return Ending(
-        _int(values, "code"),
-        _text(values, "reason"),
-        _text(values, "signal") or None,
-        _float(values, "time"),
-        _first_line(_text(values, "cause")),
+        int_of(values, "code"),
+        text_of(values, "reason"),
+        text_of(values, "signal") or None,
+        float_of(values, "time"),
+        _first_line(text_of(values, "cause")),
         restarts=values.get("restarts") is True,
-        most_attempts=_int(values, "most_attempts"),
-        not_restarted=_first_line(_text(values, "not_restarted")),
-        failure_class=_text(values, "class"),
-        output_kind=_text(output, "kind"),
-        output_line=_first_line(_text(output, "line")),
-        lost_steps=_int(values, "lost_steps"),
-        lost_s=_float(values, "lost_s"),
+        most_attempts=int_of(values, "most_attempts"),
+        not_restarted=_first_line(text_of(values, "not_restarted")),
+        failure_class=text_of(values, "class"),
+        output_kind=text_of(output, "kind"),
+        output_line=_first_line(text_of(output, "line")),
+        lost_steps=int_of(values, "lost_steps"),
+        lost_s=float_of(values, "lost_s"),
+        passes_on=values.get("passes_on") is True,
+        not_chained=_first_line(text_of(values, "not_chained")),
     )
 
 
 def parse_outcome(data: bytes | None) -> Outcome | None:
     """Parse outcome.json; None if unreadable or without a reason."""
-    values = _mapping(data)
-    if values is None or not _text(values, "reason"):
+    values = mapping_of(data)
+    if values is None or not text_of(values, "reason"):
         return None
-    return Outcome(_text(values, "reason"), _int(values, "iteration"), _float(values, "time"))
+    return Outcome(text_of(values, "reason"), int_of(values, "iteration"), float_of(values, "time"))
 
 
 def parse_hostfile(data: bytes | None) -> tuple[str, ...]:
@@ -264,30 +285,31 @@ def parse_hostfile(data: bytes | None) -> tuple[str, ...]:
 
 def parse_heartbeat(data: bytes | None) -> Heartbeat | None:
     """Parse one heartbeat; None if unreadable or without rank or time."""
-    values = _mapping(data)
-    rank, time = (_int(values, "rank"), _float(values, "time")) if values else (None, None)
+    values = mapping_of(data)
+    rank, time = (int_of(values, "rank"), float_of(values, "time")) if values else (None, None)
     if values is None or rank is None or time is None:
         return None
     inside = values.get("inside")
     inside = inside if isinstance(inside, dict) else {}
     return Heartbeat(
         rank,
-        _text(values, "host"),
-        _int(values, "iteration") or 0,
-        _text(values, "phase"),
+        text_of(values, "host"),
+        int_of(values, "iteration") or 0,
+        text_of(values, "phase"),
         time,
-        _int(values, "pid"),
-        _text(values, "warning"),
-        _text(values, "beside"),
-        _int(values, "peak_memory_bytes"),
-        _float(values, "written"),
-        _int(values, "first_iteration"),
+        int_of(values, "pid"),
+        text_of(values, "warning"),
+        text_of(values, "beside"),
+        int_of(values, "peak_memory_bytes"),
+        float_of(values, "written"),
+        int_of(values, "first_iteration"),
         _groups(values.get("groups")),
-        _text(inside, "name"),
-        _text(inside, "group"),
+        text_of(inside, "name"),
+        text_of(inside, "group"),
         _save(values),
-        _int(values, "stage"),
+        int_of(values, "stage"),
         _shares(values.get("busy")),
+        read_network(values.get("network")),
     )
 
 
@@ -308,8 +330,8 @@ def _save(values: Mapping[str, Any]) -> SaveFacts | None:
     found = values.get("save")
     if not isinstance(found, dict):
         return None
-    iteration, size = _int(found, "iteration"), _int(found, "bytes")
-    blocked, written = _float(found, "blocked_s"), _float(found, "written_s")
+    iteration, size = int_of(found, "iteration"), int_of(found, "bytes")
+    blocked, written = float_of(found, "blocked_s"), float_of(found, "written_s")
     if iteration is None or size is None or blocked is None or written is None:
         return None
     return SaveFacts(iteration, size, blocked, written)
@@ -317,27 +339,27 @@ def _save(values: Mapping[str, Any]) -> SaveFacts | None:
 
 def parse_alive(data: bytes | None) -> float | None:
     """Parse alive.json, the supervisor's sign of life: seconds since 1970; None if unreadable."""
-    values = _mapping(data)
-    return _float(values, "time") if values is not None else None
+    values = mapping_of(data)
+    return float_of(values, "time") if values is not None else None
 
 
 def parse_error(data: bytes | None) -> RankError | None:
     """Parse one rank's error; None if unreadable or without a rank."""
-    values = _mapping(data)
-    rank = _int(values, "rank") if values else None
+    values = mapping_of(data)
+    rank = int_of(values, "rank") if values else None
     if values is None or rank is None:
         return None
     return RankError(
         rank,
         _coordinates(values.get("coordinates")),
-        _text(values, "host") or "an unknown host",
-        _int(values, "iteration"),
-        _text(values, "type") or "error",
-        _text(values, "message"),
-        _float(values, "time") or 0.0,
-        _text(values, "traceback"),
+        text_of(values, "host") or "an unknown host",
+        int_of(values, "iteration"),
+        text_of(values, "type") or "error",
+        text_of(values, "message"),
+        float_of(values, "time") or 0.0,
+        text_of(values, "traceback"),
         values.get("consequence") is True,
-        _text(values, "module"),
+        text_of(values, "module"),
     )
 
 
@@ -369,30 +391,3 @@ def _one_line(text: str) -> str:
 
 def _cut(line: str) -> str:
     return line if len(line) <= LONGEST_CAUSE else f"{line[:LONGEST_CAUSE]}..."
-
-
-def _mapping(data: bytes | None) -> Mapping[str, Any] | None:
-    if data is None:
-        return None
-    try:
-        values = json.loads(data)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) else None
-
-
-def _text(values: Mapping[str, Any], key: str) -> str:
-    value = values.get(key)
-    return str(value) if isinstance(value, str | int) else ""
-
-
-def _int(values: Mapping[str, Any], key: str) -> int | None:
-    value = values.get(key)
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _float(values: Mapping[str, Any], key: str) -> float | None:
-    value = values.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -65,6 +65,7 @@ def _point(beat: Heartbeat, now: float) -> Point:
         inside=beat.inside,
         group=beat.group,
         is_first_step=beat.first_iteration is not None and beat.iteration <= beat.first_iteration,
+        network=beat.network,
     )
 
 

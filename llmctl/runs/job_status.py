@@ -30,12 +30,18 @@ class JobQuestion:
     attempt: int | None
 
 
-def question_of(record: RunRecord, attempts: RunAttempts) -> JobQuestion:
-    """Build the query for a run. Uses started.json if submit was cut off before recording the jobs."""
+def question_of(record: RunRecord, attempts: RunAttempts, backend: QueueBackend) -> JobQuestion:
+    """Build the query for a run. Uses started.json if submit was cut off before recording the jobs.
+
+    Of a chain of jobs, it is about the newest one: that of the newest attempt, or the next one, which still waits.
+    """
     started = attempts.newest.started if attempts.newest is not None else None
     ids = tuple(job.job_id for job in record.submissions[-1].jobs) if record.submissions else ()
-    if not ids and started is not None and started.job_id:
+    if started is not None and started.job_id and (not ids or started.link > 1):
         ids = (started.job_id,)
+    if attempts.waiting is not None:
+        job_id = attempts.waiting.job_id(backend)
+        ids = (job_id,) if job_id else ()
     return JobQuestion(record, ids, attempts.newest.number if attempts.newest is not None else None)
 
 

@@ -15,6 +15,9 @@ from typing import Any
 
 from llmctl.transport.file_reads import FilePart, FileRead
 
+OTHER_ROWS = ("tasks", "save_bytes", "copy_bytes", "missed_save", "loss_spike")
+"""Keys of rows without the numbers of a step or of an evaluation."""
+
 ReadParts = Callable[[Sequence[FileRead]], list[FilePart | None]]
 Row = dict[str, Any]
 
@@ -42,14 +45,15 @@ def parse_row(line: bytes) -> Row | None:
 
 @dataclass
 class MetricsTable:
-    """Rows read so far: the last row per iteration, training and validation apart."""
+    """Rows read so far: the last row per iteration, training and validation apart; and the newest spike."""
 
     train: dict[int, Row] = field(default_factory=dict)
     valid: dict[int, Row] = field(default_factory=dict)
+    spike: Row | None = None
     _fencing_token: int = 0
 
     def add(self, row: Row) -> None:
-        """Add a row; the latest row of an iteration replaces earlier ones. Tasks, saves and missed saves have none.
+        """Add a row; the latest row of an iteration replaces earlier ones. Rows of other things than steps have none.
 
         A row of an attempt that has lost the run to another does not count.
         """
@@ -58,7 +62,9 @@ class MetricsTable:
             if token < self._fencing_token:
                 return
             self._fencing_token = token
-        if any(key in row for key in ("tasks", "save_bytes", "missed_save")):
+        if "loss_spike" in row:
+            self.spike = row
+        if any(key in row for key in OTHER_ROWS):
             return
         rows = self.valid if "valid_loss" in row else self.train
         # Removed first, so that the dictionary keeps the order of writing: the last entry is the newest.

@@ -2,7 +2,8 @@
 
 The order matters because job.sh writes exit.json as its last act. The files are read first, and endings in the files
 are final. The jobs of the remaining runs are then queried in one call. For a job that is gone, exit.json is read again,
-because job.sh may have written exit.json in between. The accounting is queried last.
+because job.sh may have written exit.json in between; if it has submitted the next job of a chain, the queue is asked
+about that job too. The accounting is queried last.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from llmctl.errors import SchedulerError
 from llmctl.job_state import JobState
 from llmctl.runs.attempts import AttemptBeginning, DetailsMemory, RunAttempts, find_attempts, read_details
 from llmctl.runs.facts import AttemptFacts, Started
-from llmctl.runs.job_status import SchedulerWatch, question_of
+from llmctl.runs.job_status import JobQuestion, SchedulerWatch, question_of
+from llmctl.runs.links import WaitingJob
 from llmctl.runs.metrics import table_of_tail, tail_of
 from llmctl.runs.record import RunRecord
 from llmctl.runs.state import JobAnswer, RunFacts
@@ -98,9 +100,10 @@ def _gather(
     attempts = find_attempts(records, transport)
     jobs: dict[int, JobAnswer | None] = {}
     open_ones = [index for index in range(len(records)) if not _has_ended(records[index], attempts[index], scheduler)]
+    questions: dict[int, JobQuestion] = {}
     if scheduler is not None:
-        questions = [question_of(records[index], attempts[index]) for index in open_ones]
-        jobs.update(zip(open_ones, scheduler.ask_queue(questions), strict=True))
+        questions = {index: question_of(records[index], attempts[index], scheduler.backend) for index in open_ones}
+        jobs.update(zip(questions, scheduler.ask_queue([*questions.values()]), strict=True))
     else:
         jobs.update(_ask_processes({index: (records[index], attempts[index].newest) for index in open_ones}, transport))
     gone = [index for index in open_ones if _is_gone(jobs[index])]
@@ -111,8 +114,15 @@ def _gather(
             transport.list_names(folders)
         for index, again in zip(gone, find_attempts([records[index] for index in gone], transport), strict=True):
             attempts[index] = again
+        if scheduler is not None:
+            jobs.update(_ask_about_next_jobs(scheduler, gone, records, attempts, questions))
+            gone = [index for index in gone if _is_gone(jobs[index])]
     details, parts = read_details([one.newest for one in attempts], further, transport, memory)
-    left = [index for index in gone if details[index] is None or _ending_missing(details[index])]
+    left = [
+        index
+        for index in gone
+        if details[index] is None or attempts[index].waiting is not None or _ending_missing(details[index])
+    ]
     if scheduler is not None:
         _ask_accounting(
             scheduler, [index for index in left if _has_left(jobs[index])], records, attempts, details, jobs
@@ -122,9 +132,25 @@ def _gather(
             jobs[index] = _with_survivors(jobs[index], records[index], attempts[index].newest, transport)
     now = transport.now() if records else 0.0
     facts = [
-        _facts(record, attempts[index], details[index], jobs.get(index), now) for index, record in enumerate(records)
+        _facts(record, attempts[index], details[index], jobs.get(index), now, scheduler)
+        for index, record in enumerate(records)
     ]
     return _with_last_words(facts, records, transport), parts
+
+
+def _ask_about_next_jobs(
+    scheduler: SchedulerWatch,
+    gone: Sequence[int],
+    records: Sequence[RunRecord],
+    attempts: Sequence[RunAttempts],
+    questions: dict[int, JobQuestion],
+) -> dict[int, JobAnswer | None]:
+    """Answers on all jobs, if a job of a chain has submitted the next one before it left the queue; else none."""
+    again = {index: question_of(records[index], attempts[index], scheduler.backend) for index in gone}
+    if all(question.job_ids == questions[index].job_ids for index, question in again.items()):
+        return {}
+    asked = {**questions, **again}
+    return dict(zip(asked, scheduler.ask_queue([*asked.values()]), strict=True))
 
 
 def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], transport: Transport) -> list[RunFacts]:
@@ -148,8 +174,16 @@ def _with_last_words(facts: list[RunFacts], records: Sequence[RunRecord], transp
 
 
 def _facts(
-    record: RunRecord, attempts: RunAttempts, attempt: AttemptFacts | None, job: JobAnswer | None, now: float
+    record: RunRecord,
+    attempts: RunAttempts,
+    attempt: AttemptFacts | None,
+    job: JobAnswer | None,
+    now: float,
+    scheduler: SchedulerWatch | None,
 ) -> RunFacts:
+    link, waiting = attempts.waiting, None
+    if link is not None and scheduler is not None:
+        waiting = WaitingJob(link.number, link.job_id(scheduler.backend))
     last = record.submissions[-1] if record.submissions else None
     return RunFacts(
         run_id=record.run_id,
@@ -160,13 +194,14 @@ def _facts(
         now=now,
         attempts=attempts.count,
         attempts_of_submission=attempts.of_submission,
+        waiting=waiting,
     )
 
 
 def _has_ended(record: RunRecord, attempts: RunAttempts, scheduler: SchedulerWatch | None) -> bool:
     """True if exit.json is final. The job may begin again; a scheduler may restart a job that it stopped itself."""
     ending = attempts.newest.ending if attempts.newest is not None else None
-    if ending is None or ending.restarts:
+    if ending is None or ending.restarts or ending.passes_on:
         return False
     was_cancelled = bool(record.submissions) and record.submissions[-1].cancel_requested is not None
     return scheduler is None or ending.is_final or was_cancelled
@@ -192,7 +227,7 @@ def _ask_accounting(
     details: Sequence[AttemptFacts | None],
     jobs: dict[int, JobAnswer | None],
 ) -> None:
-    asked = {index: question_of(records[index], attempts[index]) for index in indices}
+    asked = {index: question_of(records[index], attempts[index], scheduler.backend) for index in indices}
     asked = {index: question for index, question in asked.items() if question.job_ids}
     signs = [_last_sign_of_life(records[index], details[index]) for index in asked]
     jobs.update(zip(asked, scheduler.ask_accounting([*asked.values()], signs), strict=True))

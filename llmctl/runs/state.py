@@ -15,6 +15,7 @@ from llmctl.job_state import JobState
 from llmctl.runs.facts import AttemptFacts, Ending, first_error
 from llmctl.runs.failures.remedies import REMEDIES
 from llmctl.runs.hang import build_progress, hang_at_end, lagging_ranks, name_ranks
+from llmctl.runs.links import WaitingJob
 
 FRESH_S = 60.0
 """A heartbeat is written about once per second; a younger one is a sign of life even over a slow NFS."""
@@ -59,6 +60,7 @@ class RunFacts:
         attempt: the last attempt of the last submission; None before the first.
         attempts: number of attempts of all submissions.
         attempts_of_submission: number of attempts of the last submission.
+        waiting: the next job of a chain of jobs, if it has made no attempt yet.
         last_words: last line of job.log, for a job that ended before its first attempt.
         now: the time of observation.
         iteration_time_s: present seconds per iteration; None if unknown.
@@ -74,6 +76,7 @@ class RunFacts:
     attempts: int = 0
     attempts_of_submission: int = 0
     last_words: str = ""
+    waiting: WaitingJob | None = None
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,13 @@ class Verdict:
 
 def decide(facts: RunFacts) -> Verdict:
     """Decide the state of a run."""
+    if facts.waiting is not None:
+        return _between_jobs(facts, facts.waiting, facts.job)
     if facts.attempt is not None and facts.attempt.ending is not None:
         if facts.attempt.ending.restarts:
             return _between_attempts(facts, facts.attempt, facts.attempt.ending)
+        if facts.attempt.ending.passes_on:
+            return _handing_over(facts, _by_exit_file(facts, facts.attempt, facts.attempt.ending), facts.job)
         verdict = _by_exit_file(facts, facts.attempt, facts.attempt.ending)
         is_last_word = facts.attempt.ending.is_final or facts.cancel_requested is not None
         if is_last_word or facts.job is None or facts.job.source == "process":
@@ -114,6 +121,9 @@ def failure_cause(attempt: AttemptFacts, run_id: str) -> str:
         known = cause if error.is_about_a_peer else ""
         return "; ".join(part for part in (known, _silent_ranks(attempt), error.summary()) if part)
     output = _output_words(attempt.ending, run_id)
+    if len(attempt.heartbeats) == 1 and attempt.ending is not None and attempt.ending.output_kind == "killed":
+        # The one rank: torchrun's line on its process knows neither its name nor what it did.
+        output = _silent_ranks(attempt)
     if cause or output:
         return "; ".join(part for part in (cause, output) if part)
     code = attempt.ending.code if attempt.ending is not None else None
@@ -143,7 +153,7 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         return Verdict(JobState.CANCELLED, _cancelled_detail(attempt), ending.code, ending.time)
     if ending.reason == "timeout":
         saved = f", saved{at}" if attempt.outcome is not None else _hang_before(facts, attempt, ending.time)
-        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} continues"
+        detail = f"reached its time limit{saved}; llmctl resume {facts.run_id} continues{_chain_end(ending)}"
         return Verdict(JobState.TIMEOUT, detail, ending.code, ending.time)
     if ending.reason == "stopped":
         # Only the trainer saves; a stopped COMMAND leaves no outcome.
@@ -157,8 +167,13 @@ def _by_exit_file(facts: RunFacts, attempt: AttemptFacts, ending: Ending) -> Ver
         may_have_hung = (ending.signal or attempt.errors) and lost_peers
         hang = _hang_before(facts, attempt, ending.time) if may_have_hung else ""
         last = f"; not started again: {ending.not_restarted}" if ending.not_restarted else ""
+        last += _chain_end(ending)
         return Verdict(JobState.FAILED, failure_cause(attempt, facts.run_id) + hang + last, ending.code, ending.time)
     return Verdict(JobState.UNKNOWN, f"exit.json says {ending.reason!r}", ending.code, ending.time)
+
+
+def _chain_end(ending: Ending) -> str:
+    return f"; the chain of jobs has ended: {ending.not_chained}" if ending.not_chained else ""
 
 
 def _hang_before(facts: RunFacts, attempt: AttemptFacts, end: float | None) -> str:
@@ -181,6 +196,36 @@ def _between_attempts(facts: RunFacts, attempt: AttemptFacts, ending: Ending) ->
     state = job.state if job is not None and job.state in SCHEDULERS_DOING else failed.state
     how = f" ({job.raw})" if job is not None and job.raw else ""
     return replace(failed, state=state, detail=f"{failed.detail}; the job ended before it could start again{how}")
+
+
+def _handing_over(facts: RunFacts, verdict: Verdict, job: JobAnswer | None) -> Verdict:
+    """The verdict while a job submits the run's next one, or if it was killed before the answer came."""
+    if verdict.state is JobState.CANCELLED:
+        return verdict
+    if job is not None and job.state in (JobState.RUNNING, JobState.PENDING):
+        return Verdict(JobState.RUNNING, f"submitting the next job of the chain ({_without_advice(verdict)})")
+    if job is not None and job.is_silent:
+        return Verdict(JobState.UNKNOWN, f"{_without_advice(verdict)}; {job.raw}")
+    detail = f"{_without_advice(verdict)}; the job ended before it could submit the next one"
+    return replace(verdict, detail=f"{detail}; llmctl resume {facts.run_id} continues")
+
+
+def _between_jobs(facts: RunFacts, waiting: WaitingJob, job: JobAnswer | None) -> Verdict:
+    """The verdict while the next job of a chain has made no attempt."""
+    if job is None or job.is_silent:
+        return Verdict(JobState.UNKNOWN, f"{waiting}: {job.raw if job is not None else 'being submitted'}")
+    if job.state in (JobState.RUNNING, JobState.PENDING):
+        if facts.cancel_requested is not None:
+            return _living(facts, job)
+        raw = f": {job.raw}" if job.raw else ""
+        words = f"{waiting}, pending{raw}" if job.state is JobState.PENDING else f"starting ({waiting})"
+        return Verdict(job.state, words)
+    if facts.cancel_requested is not None:
+        return Verdict(JobState.CANCELLED, f"cancelled before {waiting}, began")
+    if job.state in (JobState.UNKNOWN, JobState.COMPLETED):
+        return Verdict(JobState.UNKNOWN, f"{waiting}, made no attempt: {job.raw}")
+    detail = f"{waiting}, ended before it made an attempt: {job.raw}; llmctl resume {facts.run_id} continues"
+    return Verdict(job.state, detail)
 
 
 def _stopped_by_scheduler(facts: RunFacts, verdict: Verdict, job: JobAnswer) -> Verdict:
@@ -308,7 +353,10 @@ def _by_outcome(facts: RunFacts, attempt: AttemptFacts, job: JobAnswer) -> Verdi
     where = f"{said}; {job.raw} before exit.json could be written"
     if outcome.reason == "completed":
         return Verdict(JobState.COMPLETED, where, ended=outcome.time)
-    state = job.state if job.state in SCHEDULERS_DOING else JobState.CANCELLED
+    is_asked = facts.cancel_requested is not None or attempt.cancel_marked
+    # The scheduler ends the ranks of a supervisor that was killed, and they save first.
+    is_failure = job.report is not None and job.state is JobState.FAILED and not is_asked
+    state = job.state if is_failure or job.state in SCHEDULERS_DOING else JobState.CANCELLED
     return Verdict(state, f"{where}; llmctl resume {facts.run_id} continues", ended=outcome.time)
 
 

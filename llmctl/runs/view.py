@@ -18,6 +18,7 @@ PHASES = {
     **dict.fromkeys(("data", "forward and backward", "optimizer", "agreement", "logging"), "training"),
     "evaluation": "evaluating",
     "checkpoint": "saving a checkpoint",
+    "profile": "profiling",
     "export": "writing a Hugging Face folder",
 }
 """Words for the phases of the training loop, whose parts of a step last too short to show."""
@@ -128,9 +129,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         name=record.name,
         cluster=record.cluster,
         state=verdict.state,
-        detail="; ".join(
-            part for part in (owned_by(record), verdict.detail, *_warnings(facts), _skipped(metrics)) if part
-        ),
+        detail="; ".join(part for part in (owned_by(record), verdict.detail, *_remarks(facts, metrics)) if part),
         attempt=attempt.number if attempt is not None else None,
         nodes=record.job.get("nodes"),
         iteration=iteration,
@@ -162,6 +161,17 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
 def owned_by(record: RunRecord) -> str:
     """Words for a run of another user; else empty."""
     return f"a run of {record.owner}" if record.owner else ""
+
+
+def _remarks(facts: RunFacts, metrics: MetricsTable) -> tuple[str, ...]:
+    return (*_left_out(facts), *_warnings(facts), _skipped(metrics), spike_words(metrics))
+
+
+def _left_out(facts: RunFacts) -> tuple[str, ...]:
+    """``n3 left out (cause)``, of a job with spare nodes."""
+    started = facts.attempt.started if facts.attempt is not None else None
+    left_out = started.left_out if started is not None else {}
+    return tuple(f"{node} left out ({why})" for node, why in left_out.items())
 
 
 def _phase(facts: RunFacts) -> str | None:
@@ -198,6 +208,17 @@ def _skipped(metrics: MetricsTable) -> str:
     return f"{count} of {row.get('iteration')} steps skipped, their gradients were not finite" if count else ""
 
 
+def spike_words(metrics: MetricsTable) -> str:
+    """Words for the newest spike of the loss, of an attempt that goes on with the newest rows."""
+    row, newest = metrics.spike, metrics.newest
+    if row is None or newest is None or row.get("attempt") != newest.get("attempt"):
+        return ""
+    loss, before = number(row, "loss_spike"), number(row, "loss_before")
+    if loss is None or before is None:
+        return ""
+    return f"the loss of iteration {row['iteration']} was a spike, {loss:.4g} after {before:.4g}"
+
+
 def _integer(row: dict[str, Any], key: str) -> int | None:
     value = row.get(key)
     return value if type(value) is int else None
@@ -205,6 +226,11 @@ def _integer(row: dict[str, Any], key: str) -> int | None:
 
 def _job_ids(record: RunRecord, facts: RunFacts) -> tuple[str, ...]:
     ids = [job.job_id for submission in record.submissions for job in submission.jobs]
+    started = facts.attempt.started if facts.attempt is not None else None
+    if started is not None and started.link > 1 and started.job_id:
+        ids.append(started.job_id)
+    if facts.waiting is not None and facts.waiting.job_id:
+        ids.append(facts.waiting.job_id)
     if facts.job is not None and facts.job.report is not None:
         ids.append(facts.job.report.job_id)  # found by name: submit was cut off before recording the id
     return tuple(dict.fromkeys(ids))

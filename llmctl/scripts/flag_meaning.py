@@ -14,6 +14,7 @@ from llmctl.scripts.unknown_places import LABELS, left_out
 from trainer.config.counted_flags import COUNTED, OF_SAMPLES
 from trainer.config.forks.ignored import DENSE
 from trainer.config.megatron_flags import SQUARE_ROOTS
+from trainer.config.sections.profile_steps import FLAGS, NO_PROFILE, STEPS
 from trainer.planning.command_line import UsageError, parse_command_line
 
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
@@ -109,6 +110,9 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
     _put_origins(meant, alone, found)
     _note_what_yields(meant, alone, found)
     _note_what_others_set(meant, alone, found)
+    if STEPS not in found.values:
+        asked = [group for group in meant if group.name.replace("_", "-") in FLAGS]
+        found.without_effect += [(group.line, " ".join(group.words), NO_PROFILE) for group in asked]
     for group in groups:
         if group.name in _DEEPSPEED_CONFIG:
             _read_deepspeed(group, found, file_text)
@@ -154,14 +158,16 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
         return {}
     if parsed.values and group.missing is not None and not group.name.startswith(LABELS):
         raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
-    for note in parsed.notes:
+    for note in parsed.notes if group.name.replace("_", "-") not in FLAGS else ():
         found.without_effect.append((group.line, " ".join(group.words), note.partition(": ")[2]))
     return dict(parsed.values)
 
 
 def _counted_key(group: FlagGroup) -> str | None:
-    """The key that a flag sets only beside others: a length in samples or tokens, or the root of a size."""
+    """The key that a flag sets only beside others: a length in samples or tokens, the root of a size, a profile."""
     name = group.name.replace("_", "-")
+    if name in FLAGS:
+        return STEPS
     return SQUARE_ROOTS[name][0] if name in SQUARE_ROOTS else COUNTED.get(name)
 
 

@@ -21,6 +21,7 @@ from llmctl.scripts.folder_meaning import bind, put_folder
 from llmctl.scripts.idle_flags import drop_idle
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
+from llmctl.scripts.model_config import script_of_config
 from llmctl.scripts.outside import outside_value
 from llmctl.scripts.precision_meaning import divide_fp8, put_bf16
 from llmctl.scripts.program_meaning import put_program
@@ -90,14 +91,14 @@ def import_script(path: Path, shown: str, given: Mapping[str, str], now: datetim
         UsageError: the script cannot be read, or asks for something else than this trainer does; with the line.
     """
     try:
-        return _import(_read_text(path), path, given, now)
+        return _import(_read_text(path, given), path, given, now)
     except ScriptError as error:
         raise error.within(shown) from None
     except RecursionError:
         raise UsageError(f"{shown}: its commands are nested too deeply to be read") from None
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, given: Mapping[str, str]) -> str:
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else None
     except OSError as error:
@@ -107,14 +108,16 @@ def _read_text(path: Path) -> str:
     if b"\0" in data:
         raise ScriptError(0, "is a binary file, not a shell script")
     try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ScriptError(data[: error.start].count(b"\n") + 1, "has bytes that are not UTF-8 text") from None
+    script = script_of_config(text, path, given)
+    return text if script is None else script
 
 
 def launch_line_of(path: Path, given: Mapping[str, str], now: datetime) -> LaunchLine:
     """The script's only command that trains; arguments and errors as in import_script."""
-    return _read(_read_text(path), path, given, now).launch
+    return _read(_read_text(path, given), path, given, now).launch
 
 
 def flags_of(path: Path, given: Mapping[str, str], now: datetime) -> list[FlagGroup]:

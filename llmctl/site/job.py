@@ -14,11 +14,22 @@ NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%\[\],-]{0,254}")
 """Names of nodes, also as Slurm's lists: ``n[1-3,7]``."""
 DEFAULT_EVENTS = ("end", "fail", "hang", "restart")
 """Events of a run that are told if the user names none."""
-RESTART_CLASSES = ("killed", "lost_peer", "hang", "node", "not_finite", "out_of_memory", "error", "unknown")
+RESTART_CLASSES = (
+    "killed",
+    "lost_peer",
+    "hang",
+    "node",
+    "not_finite",
+    "roll_back",
+    "out_of_memory",
+    "error",
+    "unknown",
+)
 """Classes of failures that a new attempt may help (llmctl/supervisor/restarts.py)."""
 DEFAULT_RESTARTS = tuple(each for each in RESTART_CLASSES if each != "not_finite")
 """Without the one that the same weights and the same data bring again. Attempts without a new step end a run anyway."""
 DEFAULT_HANG_TIMEOUT_S = 300
+PREFLIGHTS = ("off", "quick")
 LEAST_HANG_TIMEOUT_S = 30
 """A shorter silence may be a pause of the file server."""
 WORD_RULE = "use letters, digits and ._:@/+=,- after a letter or digit"
@@ -67,6 +78,9 @@ class JobSpec:
         max_restarts: how often a failed attempt begins again in the same job.
         restart_on: classes of failures after which it does; None: the default ones.
         hang_timeout_s: seconds for which a hang lasts before the attempt ends; 0 or None: for ever.
+        preflight: ``quick``: the trainer checks all nodes before it builds the model; else ``off``.
+        spare_nodes: nodes beside ``nodes``, which take the place of nodes at fault when an attempt begins again.
+        chain: limits of a chain of jobs, of which each submits the next one: until, points, node_hours; None: no chain.
     """
 
     name: str
@@ -93,6 +107,9 @@ class JobSpec:
     max_restarts: int = 0
     restart_on: tuple[str, ...] | None = None
     hang_timeout_s: int | None = DEFAULT_HANG_TIMEOUT_S
+    preflight: str = "off"
+    chain: tuple[tuple[str, float], ...] | None = None
+    spare_nodes: int = 0
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -140,14 +157,23 @@ class JobSpec:
     def _check_restarts(self) -> None:
         if self.max_restarts < 0:
             raise JobError("max_restarts", f"{self.max_restarts} is not valid: give a number from 0 on")
+        if self.spare_nodes < 0:
+            raise JobError("spare_nodes", f"{self.spare_nodes} is not valid: give a number from 0 on")
+        if self.spare_nodes and not self.max_restarts:
+            text = "a spare node takes part only in a later attempt; give --max-restarts N, or job.max_restarts, too"
+            raise JobError("spare_nodes", text)
         for word in self.restart_on or ():
             if word not in RESTART_CLASSES:
                 raise JobError("restart_on", f"{word!r} is none of {', '.join(RESTART_CLASSES)}")
-        if self.restart_on and not self.max_restarts:
+        if self.restart_on and not self.max_restarts and self.chain is None:
             raise JobError("restart_on", "there are no restarts; give --max-restarts N, or job.max_restarts, too")
         if self.hang_timeout_s and self.hang_timeout_s < LEAST_HANG_TIMEOUT_S:
             text = f"{self.hang_timeout_s} is not valid: give {LEAST_HANG_TIMEOUT_S} or more, or 0 to end no run"
             raise JobError("hang_timeout_s", text)
+        if self.preflight not in PREFLIGHTS:
+            raise JobError("preflight", f"{self.preflight!r} is not valid: give {' or '.join(PREFLIGHTS)}")
+        if self.preflight != "off" and self.command:
+            raise JobError("preflight", "a COMMAND has none, as the trainer itself checks the nodes; leave it out")
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "JobSpec":
@@ -162,11 +188,13 @@ class JobSpec:
             raise TypeError(f"unknown keys of a job: {', '.join(sorted(values.keys() - known))}")
         env = values.get("env", {}).items()
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        return cls(**{**values, **lists, "env": tuple(env)})
+        chain = values.get("chain")
+        limits = None if chain is None else tuple(chain.items())
+        return cls(**{**values, **lists, "env": tuple(env), "chain": limits})
 
     def as_plain(self) -> dict[str, Any]:
         """The fields as plain values, for the run record."""
-        return {**asdict(self), "env": dict(self.env)}
+        return {**asdict(self), "env": dict(self.env), "chain": None if self.chain is None else dict(self.chain)}
 
 
 def parse_nodes(text: str) -> list[str]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from llmctl.submit.user_code import UserCode
     from llmctl.transport.file_writes import PathFacts
     from llmctl.transport.host_group import HostGroup
-    from trainer.config.train_config import TrainConfig
 
 
 def _trains(job: Job) -> bool:
@@ -65,6 +64,8 @@ CHECKS = (
     Check("site:site_problems"),
     Check("container:container_problems", _has_image),
     Check("hosts:host_problems", lambda job: job.backend.capabilities.starts_on_hosts),
+    Check("spares:spare_problems", lambda job: job.spec.spare_nodes > 0),
+    Check("chain:chain_problems", lambda job: job.spec.chain is not None),
     Check("config:config_problems", _trains),
     Check("memory:memory_problems", has_known_gpu),
     Check("site:place_problems"),
@@ -75,6 +76,31 @@ CHECKS = (
 def job_problems(job: Job) -> list[Problem]:
     """Problems of a job that need no contact with a machine. Pure."""
     return [problem for check in CHECKS for problem in check.problems(job)]
+
+
+def leave_out(session: ClusterSession, job: Job, warnings: list[str], *, dry_run: bool, moves: bool = True) -> Job:
+    """The job without the nodes of the user's list of bad nodes, which one round trip reads.
+
+    A job of another machine with problems stays unchanged: not worth a connection.
+
+    Args:
+        session: of the cluster.
+        job: with every value decided.
+        warnings: gets a sentence on each listed node.
+        dry_run: query no scheduler, and read no list of another machine.
+        moves: False for a run that must stay on its hosts.
+
+    Raises:
+        SchedulerError: the machine cannot be reached.
+    """
+    if job.is_remote and (dry_run or job_problems(job)):
+        return job
+    listed = session.transport.read_bad_nodes(str(job.profile.runs_root))
+    if not listed["entries"] and not listed["remarks"]:
+        return job
+    from llmctl.submit.bad_nodes.left_out import without_listed
+
+    return without_listed(session, job, listed, warnings, dry_run=dry_run, moves=moves)
 
 
 def check_job(
@@ -105,18 +131,12 @@ def check_job(
         SchedulerError: the machine cannot be reached.
     """
     transport = session.transport
-    problems = job_problems(job)
-    if job.config is not None and user_code is not None:
-        problems += _function_problems(job.config, user_code)
+    problems = [*job_problems(job), *_function_problems(job, user_code)]
     # Not worth a connection, which may ask for a password.
     if job.is_remote and problems:
         raise resolved.error(problems)
     root = _runs_root_path(job.profile, job.folders)
-    paths = [root, *own_paths]
-    if job.config is not None or job.request.container is not None:
-        from llmctl.submit.checks.config import named_paths
-
-        paths = [*named_paths(job), *paths]
+    paths = [*_named_paths(job), root, *own_paths]
     if dry_run and job.is_remote:
         unchecked = dict.fromkeys(path for check in paths for path in check.paths)
         return [*_warnings(job), f"not checked on {transport.host}: {', '.join(unchecked)}"]
@@ -128,11 +148,8 @@ def check_job(
         check_hosts_answer(job, cast("HostGroup", session.transport))
     is_elsewhere = dry_run and job.queue is not None
     problems += _path_problems([path for path in paths if path is not root or not is_elsewhere], transport)
-    notes: list[str] = []
-    if job.config is not None:
-        told = {problem.key for problem in problems}
-        found, notes = _content_problems(job, job.config, transport, told)
-        problems += found
+    found, notes = _content_problems(job, transport, told={problem.key for problem in problems})
+    problems += found
     if problems:
         raise resolved.error(problems)
     warnings = [*_warnings(job), *notes]
@@ -141,10 +158,20 @@ def check_job(
     return warnings
 
 
-def _function_problems(config: "TrainConfig", user_code: "UserCode") -> Iterator[Problem]:
+def _function_problems(job: Job, user_code: "UserCode | None") -> Iterator[Problem]:
+    if job.config is None or user_code is None:
+        return iter(())
     from llmctl.submit.checks.user_functions import function_problems
 
-    return function_problems(config, {name: path for path, name in user_code.files})
+    return function_problems(job.config, {name: path for path, name in user_code.files})
+
+
+def _named_paths(job: Job) -> list[PathCheck]:
+    if job.config is None and job.request.container is None:
+        return []
+    from llmctl.submit.checks.config import named_paths
+
+    return list(named_paths(job))
 
 
 def check_runs_root(profile: "ClusterProfile", context: Context) -> None:
@@ -161,12 +188,13 @@ def check_runs_root(profile: "ClusterProfile", context: Context) -> None:
         raise profile_error(context, profile, problems)
 
 
-def _content_problems(
-    job: Job, config: "TrainConfig", transport: Transport, told: Collection[str]
-) -> tuple[list[Problem], list[str]]:
+def _content_problems(job: Job, transport: Transport, told: Collection[str]) -> tuple[list[Problem], list[str]]:
     """Problems inside the files and folders of a training run, and warnings; ``told`` are keys with a problem."""
     problems: list[Problem] = []
     notes: list[str] = []
+    config = job.config
+    if config is None:
+        return problems, notes
     data = config.data
     if data.data_path or data.train_data_path or data.tokenizer_model or data.vocab_file:
         from llmctl.submit.checks.contents import data_problems

@@ -8,6 +8,7 @@ import grp
 import json
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -32,6 +33,8 @@ FROM_PYTHON = "the config mapping"
 """Words for a config that no file has."""
 _NO_SCRIPT = "--arg: goes with a training script; set a config's key with --set"
 SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".qsub", ".job", ".sge", ".lsf")
+_LISTS_FLAGS = re.compile(rb"^MODEL_ARGS[ \t]*:", re.MULTILINE)
+"""Of a file whose flags import-script reads; a training config has other sections."""
 
 
 def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
@@ -69,11 +72,13 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
 
 
 def is_script(path: Path) -> bool:
-    """True if a file is a shell script by its ending, or by its first line."""
+    """True if a file is a shell script by its ending or first line, or lists flags under MODEL_ARGS."""
     if path.suffix in SCRIPT_ENDINGS:
         return True
-    if path.suffix in (".yaml", ".yml") or not path.is_file():
+    if not path.is_file() or not os.access(path, os.R_OK):
         return False
+    if path.suffix in (".yaml", ".yml"):
+        return _LISTS_FLAGS.search(path.read_bytes()) is not None
     with path.open("rb") as file:
         return file.read(2) == b"#!"
 

@@ -36,6 +36,9 @@ def _used_by(config: TrainConfig) -> tuple[list[str], list[str]]:
     files = [*config.data_prefixes(), *config.read_paths()]
     # checkpoint.load is a folder itself.
     read = [path if key == "checkpoint.load" else str(PurePosixPath(path).parent) for key, path in files]
+    if config.checkpoint.copy_folder is not None:
+        # A container's own would be gone with it when the run begins again.
+        read.append(config.checkpoint.copy_folder)
     return [path for _, path in config.written_paths()], read
 
 

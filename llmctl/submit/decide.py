@@ -49,9 +49,7 @@ def decide_job(
     outside = run_dir if is_remote else Path(cwd or context.cwd)
     place = Path((in_container and profile.container.workdir) or outside)
     working_dir = run_dir / "code" / "user" if spec.code else place
-    mounts, written, container = (
-        ((), (), None) if image is None else _container(spec, profile, config, run_dir, working_dir, str(context.cwd))
-    )
+    mounts, new_folders, container = _container(spec, profile, config, run_dir, working_dir, str(context.cwd))
     request = build_request(
         spec,
         profile,
@@ -78,7 +76,7 @@ def decide_job(
         unset_secrets=tuple(name for name in spec.secrets if name not in context.environment),
         image=image,
         own_mounts=mounts,
-        new_folders=written if container is not None else (),
+        new_folders=new_folders,
         visible_gpus=visible,
     )
 
@@ -92,12 +90,15 @@ def _visible_gpus(context: Context) -> tuple[str, ...]:
 def _container(
     spec: JobSpec, profile: ClusterProfile, config: "TrainConfig | None", run_dir: Path, working_dir: Path, cwd: str
 ) -> "tuple[tuple[str, ...], tuple[str, ...], ContainerPlan | None]":
-    """Folders that the container of a job with an image must mount, the written ones among them, and the container."""
+    """Folders that the job's container must mount, those to create first, and the container. All empty for no image."""
+    if image_of(spec, profile) is None:
+        return (), (), None
     from llmctl.site.container import plan_container
     from llmctl.submit.container_mounts import own_mounts
 
     mounts, written = own_mounts(spec, profile, config, run_dir, working_dir)
-    return mounts, written, plan_container(spec, profile, cwd=cwd, own_mounts=mounts)
+    container = plan_container(spec, profile, cwd=cwd, own_mounts=mounts)
+    return mounts, written if container is not None else (), container
 
 
 def build_request(
@@ -137,6 +138,7 @@ def build_request(
         job_name=cast("QueueBackend", backend).job_name(name) if backend.capabilities.has_queue else name,
         run_dir=run_dir,
         nodes=spec.nodes,
+        spare_nodes=spec.spare_nodes,
         ranks_per_node=ranks,
         gpus_per_node=gpus,
         gpu_ids=_shares(visible_gpus or (), gpus, spec.nodes),

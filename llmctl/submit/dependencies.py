@@ -66,6 +66,11 @@ def find_dependencies(context: Context, after: str, profile: ClusterProfile, *, 
             f"--after {after}: {entry.run_id} did not complete: {detail or state}\n"
             f"llmctl resume {entry.run_id} continues the run; to start anyway, give --after any:{entry.run_id}"
         )
+    if record.job.get("chain"):
+        raise UsageError(
+            f"--after {after}: {entry.run_id} goes on in further jobs (job.chain), which no job can wait for; "
+            "submit after the run has ended"
+        )
     jobs = record.submissions[-1].jobs if record.submissions else ()
     if not jobs:
         raise UsageError(f"--after {after}: {entry.run_id} has no job to wait for; see llmctl status {entry.run_id}")

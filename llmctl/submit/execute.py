@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 from llmctl.backends.base import HostCommand, QueueBackend, SubmittedJob
 from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, ProgramMissing, RecordError, SchedulerError, SubmissionLost
+from llmctl.runs.attempts import attempt_numbers
 from llmctl.runs.index import RunIndex
 from llmctl.runs.record import RunRecord, Submission
 from llmctl.runs.scheduler_query import RetryPolicy, absent_command, find_job, is_absent, last_line
@@ -227,9 +228,9 @@ def _start(plan: SubmitPlan, context: Context, transport: Transport) -> tuple[Su
         peer = address_of_second(plan.job.request, context.environment)
         in_container = plan.job.request.container is not None
         group = cast("HostGroup", transport)
-        return start_on_group(
-            plan.rendered.commands, run_dir, plan.job.submission, group, in_container=in_container, peer=peer
-        )
+        # A submission may have made several attempts.
+        attempt = 1 if plan.is_new else max(attempt_numbers(plan.record, transport), default=0) + 1
+        return start_on_group(plan.rendered.commands, run_dir, attempt, group, in_container=in_container, peer=peer)
     backend = plan.job.queue
     if backend is None:
         return start_here(plan.rendered.commands, run_dir, transport)

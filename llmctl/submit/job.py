@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmctl.site.job import JobSpec
     from llmctl.site.profile import ClusterProfile
     from llmctl.submit.user_code import UserCode
+    from llmctl.supervisor.bad_nodes.entries import BadNode
     from llmctl.transport.file_writes import PathFacts
     from trainer.config.train_config import TrainConfig
 
@@ -127,6 +128,7 @@ class Job:
         own_mounts: folders that the job's container must mount; empty without a container.
         new_folders: folders to create first, because a container can mount only existing folders.
         visible_gpus: GPUs of this machine, if this machine is the cluster; else None.
+        left_out: nodes of the user's list of bad nodes that the job leaves out; they are in the request.
     """
 
     spec: "JobSpec"
@@ -145,6 +147,7 @@ class Job:
     own_mounts: tuple[str, ...] = ()
     new_folders: tuple[str, ...] = ()
     visible_gpus: tuple[str, ...] | None = None
+    left_out: "tuple[BadNode, ...]" = ()
 
     @cached_property
     def profile(self) -> "ClusterProfile":
@@ -196,6 +199,26 @@ class JobCostFacts(TypedDict):
     """Unit of the points."""
 
 
+class BadNodeFacts(TypedDict):
+    """An entry of the list of bad nodes."""
+
+    node: str
+    """Name of the node."""
+    cause: str
+    """Sentence."""
+    kind: str
+    """preflight, gpu_hardware, silent (no heartbeat in two attempts of a run), unclear (fails far too often), or start
+    (could not start the program that other nodes started)."""
+    run: str
+    """Run id of the newest failure."""
+    attempt: int
+    """Number of its attempt."""
+    time: float
+    """Time of that failure, in seconds since 1970."""
+    failures: int
+    """Number of failures since the node was listed."""
+
+
 @dataclass(frozen=True)
 class JobCost:
     """Size of a request and its largest charge.
@@ -226,7 +249,9 @@ class JobCost:
             rate = resource.points_per_hour
             rate *= cost.reserved_factor if request.reservation is not None else 1.0
             rate *= cost.priority_factors.get(request.priority, 1.0) if request.priority is not None else 1.0
-        return cls(request.nodes, request.gpus_per_node, request.resource_type, hours, rate, cost.unit)
+        return cls(
+            request.nodes + request.spare_nodes, request.gpus_per_node, request.resource_type, hours, rate, cost.unit
+        )
 
     @property
     def points(self) -> float | None:
@@ -336,6 +361,19 @@ class SubmitPlan:
     installed: bool
     is_new: bool
     warnings: tuple[str, ...] = ()
+
+
+def bad_node_facts(bad: "BadNode") -> BadNodeFacts:
+    """Plain values of an entry."""
+    return BadNodeFacts(
+        node=bad.node,
+        cause=bad.cause,
+        kind=bad.kind,
+        run=bad.run,
+        attempt=bad.attempt,
+        time=bad.time,
+        failures=bad.failures,
+    )
 
 
 def _count(number: int, word: str) -> str:

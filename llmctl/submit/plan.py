@@ -14,7 +14,7 @@ from llmctl.context import ClusterSession, Context
 from llmctl.errors import UsageError
 from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
 from llmctl.site.job import JobSpec
-from llmctl.submit.check_job import check_job
+from llmctl.submit.check_job import check_job, leave_out
 from llmctl.submit.decide import decide_job
 from llmctl.submit.job import ConfigFile, Flag, Job, PathCheck, Problem, RenderedJob, SubmitArguments, SubmitPlan
 from llmctl.submit.origins import Origin, Resolved
@@ -25,6 +25,7 @@ from llmctl.transport.file_writes import PathFacts
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
     from llmctl.submit.user_code import UserCode
+    from trainer.config.sections.job import JobConfig
 
 
 JOB_FLAGS = {
@@ -45,7 +46,10 @@ JOB_FLAGS = {
     "notify_on": "--notify-on",
     "max_restarts": "--max-restarts",
     "restart_on": "--restart-on",
+    "spare_nodes": "--spare-nodes",
     "hang_timeout_s": "--hang-timeout",
+    "preflight": "--preflight",
+    "chain": "--chain",
 }
 """Key of the config's job section, also the name of the parameter -> flag."""
 _LISTS = ("mounts", "notify")
@@ -77,15 +81,8 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     """
     session = ClusterSession.for_jobs(context, *context.cluster(arguments.cluster), asks=not arguments.dry_run)
     file = _read_config(context, arguments)
-    default_name, flags = _default_name(arguments, file), _flags(arguments)
-    resolved = resolve(context, session, file, flags, job_only=bool(arguments.command))
-    if arguments.after is not None:  # only a flag, no config key: --after names a run
-        resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
-    warnings = [*file.warnings] if file is not None else []
-    if file is not None and arguments.config is None:
-        from llmctl.submit.config_file import found_config_warnings
-
-        warnings = found_config_warnings(context, file, resolved.below_flags)
+    default_name = _default_name(arguments, file)
+    resolved, warnings = _resolve_arguments(context, session, arguments, file)
     config = None
     if not arguments.command:
         from llmctl.submit.config_file import training_config
@@ -94,8 +91,7 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
         warnings += notes
         config = training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
-    more = {"after": arguments.after, "command": arguments.command, "torchrun": arguments.torchrun}
-    spec = job_spec(resolved, section, default_name, **more)
+    spec = _spec(arguments, resolved, section, default_name)
     if arguments.dry_run or session.profile.runs_root is None:
         session, notes = _with_unset_values(context, session, spec, dry_run=arguments.dry_run)
         warnings += notes
@@ -103,7 +99,8 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     now = time.strftime("%y%m%d-%H%M%S")
     run_id = new_run_id(spec.name, now) if arguments.run_id is None else _valid_run_id(arguments.run_id)
     run_dir = Path(str(profile.runs_root)) / run_id
-    job = decide_job(context, session, spec, config, run_dir)
+    decided = decide_job(context, session, spec, config, run_dir)
+    job = leave_out(session, decided, warnings, dry_run=arguments.dry_run)
     own_paths = [_new_run(str(run_dir), run_id)] if arguments.run_id is not None else []
     user_code = None
     if spec.code:
@@ -130,6 +127,27 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
         is_new=True,
         warnings=tuple(warnings),
     )
+
+
+def _resolve_arguments(
+    context: Context, session: ClusterSession, arguments: SubmitArguments, file: ConfigFile | None
+) -> tuple[Resolved, list[str]]:
+    """The values of the config file, overridden by all flags; and warnings about the file."""
+    resolved = resolve(context, session, file, _flags(arguments), job_only=bool(arguments.command))
+    if arguments.after is not None:  # only a flag, no config key: --after names a run
+        resolved = replace(resolved, origins={**resolved.origins, "job.after": Origin("--after", is_flag=True)})
+    if file is None:
+        return resolved, []
+    if arguments.config is not None:
+        return resolved, [*file.warnings]
+    from llmctl.submit.config_file import found_config_warnings
+
+    return resolved, found_config_warnings(context, file, resolved.below_flags)
+
+
+def _spec(arguments: SubmitArguments, resolved: Resolved, section: "JobConfig", default_name: str) -> JobSpec:
+    more = {"after": arguments.after, "command": arguments.command, "torchrun": arguments.torchrun}
+    return job_spec(resolved, section, default_name, **more)
 
 
 def unnamed_example(plan: SubmitPlan, context: Context, arguments: SubmitArguments) -> str:

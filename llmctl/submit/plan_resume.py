@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmctl.context import ClusterSession, Context
 from llmctl.runs.record import RunRecord
-from llmctl.site.job import parse_nodes
+from llmctl.site.job import JobSpec, parse_nodes
 from llmctl.site.profile import overlay
-from llmctl.submit.check_job import check_job
+from llmctl.submit.check_job import check_job, leave_out
 from llmctl.submit.checks.hosts import resume_problems
 from llmctl.submit.config_file import training_config
 from llmctl.submit.decide import decide_job
@@ -18,6 +18,9 @@ from llmctl.submit.render import render
 from llmctl.submit.resolve import job_section, job_spec, parse_settings, recorded_job_spec, resolve
 from llmctl.transport.file_writes import PathFacts
 from trainer.config.sections.training import replace_removed_backends
+
+if TYPE_CHECKING:
+    from trainer.config.sections.job import JobConfig
 
 _OLD_TRAINER = '\nexec "$0" -m trainer '
 _FOUND_TRAINER = '\nPYTHONPATH="$LLMCTL_RUN_DIR/code${PYTHONPATH:+:$PYTHONPATH}" exec "$0" -m trainer '
@@ -54,13 +57,12 @@ def plan_resume(
     resolved, warnings = _resolve_again(context, session, record, flags)
     config = None if record.config is None else training_config(resolved)
     section = config.job if config is not None else job_section(resolved)
-    # Until 0.2.0, jobs such as `data prepare` found the trainer by a PYTHONPATH that had it for every COMMAND.
-    command = tuple(word.replace(_OLD_TRAINER, _FOUND_TRAINER) for word in before.command)
-    spec = job_spec(resolved, section, record.name, after=None, command=command, torchrun=before.torchrun)
-    # The run directory and the index have the name.
-    spec = replace(spec, name=record.name)
+    spec = _next_spec(before, record.name, resolved, section)
     number = max((submission.number for submission in record.submissions), default=0) + 1
     job = decide_job(context, session, spec, config, record.run_dir, submission=number, cwd=record.cwd)
+    # Of hosts that share no files, a run stays on those that have it.
+    moves = not job.request.hosts or job.profile.shared
+    job = leave_out(session, job, warnings, dry_run=dry_run, moves=moves)
     asks = not (dry_run and job.is_remote)
     if problems := [*resume_problems(record, job), *(_model_problems(job, flags, session) if asks else ())]:
         raise resolved.error(problems)
@@ -93,6 +95,14 @@ def _session_of(context: Context, record: RunRecord, *, asks: bool) -> ClusterSe
         return session
     root = str(record.run_dir.parent)
     return replace(session, profile=session.profile.model_copy(update={"runs_root": root}))
+
+
+def _next_spec(before: JobSpec, name: str, resolved: Resolved, section: "JobConfig") -> JobSpec:
+    """The job with its new values, under its old name, which the run directory and the index have."""
+    # Until 0.2.0, jobs such as `data prepare` found the trainer by a PYTHONPATH that had it for every COMMAND.
+    command = tuple(word.replace(_OLD_TRAINER, _FOUND_TRAINER) for word in before.command)
+    spec = job_spec(resolved, section, name, after=None, command=command, torchrun=before.torchrun)
+    return replace(spec, name=name)
 
 
 def _resume_flags(settings: Sequence[str] | Mapping[str, Any], nodes: int | None, exclude: str | None) -> list[Flag]:

@@ -29,7 +29,7 @@ from llmctl.paths import BUNDLED, UserFolders, expand_home, search_path
 from llmctl.site.job import DEFAULT_EVENTS, DEFAULT_RESTARTS
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.job import Job, RenderedJob
-from llmctl.supervisor.settings import JobSettings
+from llmctl.supervisor.settings import ChainSettings, JobSettings
 
 if TYPE_CHECKING:
     from llmctl.site.container import ContainerPlan
@@ -130,6 +130,7 @@ def render(job: Job, *, template: Mapping[str, str] | None = None) -> RenderedJo
         "run_dir": job.run_dir,
         "submission": job.submission,
         "nodes": spec.nodes,
+        "spare_nodes": request.spare_nodes,
         "ranks_per_node": request.ranks_per_node,
         "python": job.python,
         "ports": profile.rendezvous.ports,
@@ -198,8 +199,25 @@ def _settings(job: Job, stop_after_s: int) -> str:
         max_restarts=job.spec.max_restarts,
         restart_on=DEFAULT_RESTARTS if job.spec.restart_on is None else job.spec.restart_on,
         hang_timeout_s=job.spec.hang_timeout_s or 0,
+        spare_nodes=request.spare_nodes,
+        copy_folder=(job.config.checkpoint.copy_folder or "") if job.config is not None else "",
     )
-    return json.dumps(settings._asdict(), indent=1) + "\n"
+    chain = chain_settings(job)
+    return json.dumps({**settings._asdict(), "chain": None if chain is None else chain._asdict()}, indent=1) + "\n"
+
+
+def chain_settings(job: Job) -> ChainSettings | None:
+    """Values by which the jobs of a run submit each other; None for a run of one job."""
+    if job.spec.chain is None or job.queue is None:
+        return None
+    limits = dict(job.spec.chain)
+    return ChainSettings(
+        argv=job.queue.next_job_argv(job.request),
+        time_s=job.request.time_s or 0,
+        until=int(limits.get("until", 0)),
+        points=limits.get("points"),
+        node_hours=limits.get("node_hours"),
+    )
 
 
 def _stop_after_s(job: Job) -> int:

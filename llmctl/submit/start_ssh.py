@@ -42,7 +42,7 @@ def start_on_group(
     Args:
         commands: one per host, the head first.
         run_dir: the run directory, complete on all hosts.
-        attempt: number of the attempt.
+        attempt: number of the attempt, which each job.sh is told; with mpirun the head node finds it itself.
         group: the hosts of the run.
         in_container: the head node may import an image before it chooses a port; then each host waits by itself.
         peer: address of the second host for the head node; None: the name of the host.
@@ -132,7 +132,7 @@ class _Start:
         log = f"{self._run_dir}/job{f'-{node:05d}' if node else ''}.log"
         self._touched.add(host)
         try:
-            identity = transport.start_detached(self._commands[host].argv, cwd=self._run_dir, log=log)
+            identity = transport.start_detached(self._argv(host), cwd=self._run_dir, log=log)
         except ConnectionLost:
             raise  # job.sh may have started
         except (SchedulerError, OSError) as error:
@@ -143,6 +143,11 @@ class _Start:
                 f"{host}: job.sh cannot be started: {why}{self._hint(why)}", transient=transient
             ) from None
         self._jobs[host] = SubmittedJob(host, str(identity.pid), identity.pid, identity.start_time, identity.boot_id)
+
+    def _argv(self, host: str) -> tuple[str, ...]:
+        """Command of a host. The words NODE and ATTEMPT follow job.sh; with mpirun there is neither."""
+        argv = tuple(self._commands[host].argv)
+        return (*argv, self._attempt_dir.rpartition("/")[2]) if argv[2:] else argv
 
     def _hint(self, why: str) -> str:
         if "No such file" not in why or not self._group.shared:

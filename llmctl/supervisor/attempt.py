@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from . import processes
+from .chain.links import cancelled_name, claim_name, passed_name
 from .settings import JobSettings
 from .trust import TrustError, check_file
 
@@ -23,6 +24,10 @@ _NOTHING: Mapping[str, Any] = {}
 
 class AttemptError(Exception):
     """The attempt cannot start; the message is a sentence for the job's log."""
+
+
+class NotNeededError(AttemptError):
+    """A job of a chain finds that another job runs the run, or that the run was cancelled: not a failure."""
 
 
 class Attempt(NamedTuple):
@@ -66,10 +71,11 @@ class Attempt(NamedTuple):
         with suppress(OSError):
             os.unlink(f"{self.folder}/{_RESERVE}")
 
-    def write_started(self, submission: int, job_id: str) -> None:
-        """Record that this process runs the attempt."""
+    def write_started(self, submission: int, job_id: str, link: int = 1) -> None:
+        """Record that this process runs the attempt, in this link of a chain of jobs."""
         pid = os.getpid()
         values = {"attempt": self.number, "submission": submission, "job_id": job_id, "host": socket.gethostname()}
+        values["link"] = link
         values.update({"pid": pid, "pid_start_time": processes.start_time(pid), "boot_id": processes.boot_id()})
         values["time"] = int(time.time())
         self.write(f"started{self.suffix}.json", values)
@@ -102,32 +108,45 @@ class Attempt(NamedTuple):
         return os.path.exists(f"{self.folder}/{name}")
 
 
-def claim_submission(job: JobSettings, job_id: str) -> None:
-    """Make this job the only one of its submission.
+def claim_submission(job: JobSettings, job_id: str) -> int:
+    """Make this job the only one of its submission, or the next link of its chain; returns the number of the link.
 
     A symbolic link decides, because only one job can create the link. A scheduler whose answer was lost may have
-    accepted the job twice. A requeued job keeps its id. A job that starts after a later submission is too late.
+    accepted the job twice. A requeued job keeps its id. A job that starts after a later submission is too late. In a
+    chain a job may begin only after the job before has passed the run on.
 
     Raises:
         AttemptError: another job owns the submission, or the run was submitted again.
+        NotNeededError: the same in a chain; or the run was cancelled.
     """
     folder = f"{job.run_dir}/attempts"
-    prefix = ".submission-"
     _make_folder(folder)
-    claim = f"{folder}/{prefix}{job.submission}"
-    with suppress(OSError):
-        os.symlink(job_id, claim)
-    owner = ""
-    with suppress(OSError):
-        owner = os.readlink(claim)
+    refusal = AttemptError if job.chain is None else NotNeededError
+    link, number, owner, names = 0, job.submission, "", [""]
+    while not link or (job.chain is not None and passed_name(number, link) in names):
+        if link and owner == job_id:
+            raise refusal(f"job {job_id} has passed {job.run_id} on to its next job and starts nothing")
+        link += 1
+        claim = f"{folder}/{claim_name(number, link)}"
+        with suppress(OSError):
+            os.symlink(job_id, claim)
+        owner = ""
+        with suppress(OSError):
+            owner = os.readlink(claim)
+        # Reading the directory makes a network file system refresh its cache.
+        names = os.listdir(folder)
     if owner not in ("", job_id):
-        raise AttemptError(
-            f"job {owner} already is submission {job.submission} of {job.run_id}; job {job_id} starts nothing"
-        )
-    numbers = [name[len(prefix) :] for name in os.listdir(folder) if name.startswith(prefix)]
-    later = max((int(number) for number in numbers if number.isdigit()), default=0)
-    if later > job.submission:
-        raise AttemptError(f"{job.run_id} was submitted again since (submission {later}); job {job_id} starts nothing")
+        words = f", link {link} of its chain" if link > 1 else ""
+        raise refusal(f"job {owner} already is submission {number} of {job.run_id}{words}; job {job_id} starts nothing")
+    prefix = claim_name(0, 1)[:-1]
+    numbers = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+    later = max((int(one) for one in numbers if one.isdigit()), default=0)
+    if later > number:
+        raise refusal(f"{job.run_id} was submitted again since (submission {later}); job {job_id} starts nothing")
+    if job.chain is not None and cancelled_name(number) in names:
+        remove_secrets(job)
+        raise refusal(f"{job.run_id} was cancelled; job {job_id} starts nothing")
+    return link
 
 
 def new_attempt(job: JobSettings) -> Attempt:
@@ -153,15 +172,18 @@ def new_attempt(job: JobSettings) -> Attempt:
             return Attempt(number, folder)
 
 
-def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
+def attempt_on_machine(job: JobSettings, node: int, number: int) -> Attempt:
     """Create or open the attempt on one of several machines without a scheduler.
 
-    The attempt has the submission's number on all machines.
+    Args:
+        job: settings.
+        node: number of this machine; 0 is the head node.
+        number: of the attempt, the same on all machines.
 
     Raises:
         AttemptError: the head node cannot create the directory, or the directory exists already.
     """
-    folder = job.attempt_dir(job.submission)
+    folder = job.attempt_dir(number)
     _make_folder(f"{job.run_dir}/attempts")
     try:
         if job.shared and node == 0:
@@ -174,7 +196,7 @@ def attempt_on_machine(job: JobSettings, node: int) -> Attempt:
             _copy_into(job, folder, ("config.yaml",))
     except OSError as error:
         raise AttemptError(f"{folder} cannot be created: {error.strerror}") from None
-    return Attempt(job.submission, folder, f"-{node:05d}" if node else "")
+    return Attempt(number, folder, f"-{node:05d}" if node else "")
 
 
 def outcome_of_rank_0(folder: str) -> str:

@@ -8,7 +8,9 @@ from typing import List, Optional, Tuple
 
 from .attempt import Attempt
 from .causes.output import LogCause, find_cause_in_outputs
-from .ends import PartEnd, read_ends
+from .causes.starts import NOBODY, NodeStart, Unstarted, find_unstarted
+from .each_host import host_names
+from .ends import PartEnd, part_name, read_ends
 from .restarts import read_rank_failures
 from .settings import JobSettings
 
@@ -19,7 +21,13 @@ _MOST_OUTPUTS = 1024
 _LONGEST = 2000
 """Characters of a cause, whose remedy is at its end."""
 _LAUNCHER_SAYS = re.compile(r"^\w+: error: .*", re.MULTILINE)
-_SUPERVISOR_SAYS = re.compile(r"^llmctl: (?!importing |Grid Engine has started |(?:the|a) notice )(.*)", re.MULTILINE)
+_LAUNCHER_SAYS_FIRST = re.compile(r"^\w+: error: (?!.*(?:exit code 143|Terminated)$).*", re.MULTILINE)
+"""Errors of a launcher; the second without those of tasks that it ended itself, by SIGTERM."""
+_SUPERVISOR_SAYS = re.compile(
+    r"^llmctl: (?!importing |Grid Engine has started |(?:the|a) notice |the part on |\S+ is left out: "
+    r"|\S+ takes part again)(.*)",
+    re.MULTILINE,
+)
 """Words of the supervisor and of job.sh, without those that report no failure."""
 _OF_SIGNALS = 128
 """From here on an exit code is that of a signal."""
@@ -51,6 +59,15 @@ def code_of_cause(folder: str, code: int) -> int:
     return _code_of_killed_rank(folder) or own
 
 
+def code_of_first_part(folder: str, code: int) -> int:
+    """The exit code of the part of a COMMAND that failed first; else ``code``.
+
+    srun exits with the highest code of all nodes: 143 if it has ended a node because another one failed.
+    """
+    own = [end.code for _, end in failed_parts(folder) if end.signal != signal.SIGTERM]
+    return own[0] if own else code
+
+
 def _code_of_killed_rank(folder: str) -> int:
     """128 + N of the rank that signal N has killed, by the words of torchrun or srun; 0 if they name none.
 
@@ -71,18 +88,22 @@ def _code_of_killed_rank(folder: str) -> int:
     return 0
 
 
-def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str) -> str:
-    """Sentence on the first part that a signal ended, on a lost machine, or the supervisor's last words.
+def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str, failed_peer: str = "") -> str:
+    """Sentence on nodes without the program, the first part that a signal ended, another machine, or last words.
 
     Args:
         job: settings.
         attempt: the failed attempt.
-        lost: sentence on the first machine that failed or fell silent, if no scheduler watches the machines.
+        lost: sentence on the first machine that fell silent, if no scheduler watches the machines.
         log: text of the job's log of this attempt.
+        failed_peer: sentence on the first machine whose part failed; the ranks know better which of them was first.
 
     Returns:
         The sentence; empty if the ranks have begun, and so report their failures themselves.
     """
+    unstarted = unstarted_nodes(job, attempt.folder, log)
+    if unstarted.nodes:
+        return unstarted.sentence
     failed = failed_parts(attempt.folder)
     # A rank that reports its own error comes first: its launcher may have been killed because of that.
     is_reported = any(not rank.consequence for rank in read_rank_failures(attempt.folder))
@@ -96,7 +117,7 @@ def cause_of_failure(job: JobSettings, attempt: Attempt, lost: str, log: str) ->
         return lost
     if attempt.has("heartbeat") or attempt.has("errors"):
         return ""
-    return _last(_SUPERVISOR_SAYS, log) or launchers_error(log)
+    return failed_peer or _last(_SUPERVISOR_SAYS, log) or launchers_error(log)
 
 
 def cause_in_output(job: JobSettings, attempt: Attempt, log: str) -> Optional[LogCause]:
@@ -115,9 +136,41 @@ def cause_in_output(job: JobSettings, attempt: Attempt, log: str) -> Optional[Lo
     return find_cause_in_outputs([log, *(text_since(f"{attempt.folder}/{name}", 0) for name in names[:_MOST_OUTPUTS])])
 
 
+def unstarted_nodes(job: JobSettings, folder: str, log: str) -> Unstarted:
+    """Nodes of the attempt in this folder that could not start the program while others did.
+
+    Args:
+        job: settings.
+        folder: of the attempt.
+        log: text of the job's log of this attempt.
+    """
+    hosts = list(job.hosts)
+    with suppress(OSError):
+        hosts = hosts or host_names(f"{folder}/hostfile")
+    if len(hosts) != job.nodes or job.nodes < 2:
+        return NOBODY
+    parts = job.ranks_per_node if job.one_process_per_rank else 1
+    ends = read_ends(folder)
+    nodes = []
+    for number, host in enumerate(hosts):
+        path = f"{folder}/node-{number:05d}.log"
+        names = [part_name(job, number * parts + part) for part in range(parts)]
+        own = sorted((ends[name] for name in names if name in ends), key=lambda end: end.time)
+        # The first rank that could not start its program tells most; else any that has.
+        end = next((one for one in own if one.started is False and one.signal == 0), None)
+        end = end or next((one for one in own if one.started), own[0] if own else None)
+        if end is None:
+            nodes.append(NodeStart(host, os.path.exists(path)))
+        else:
+            output = text_since(path, 0) if end.started is False else ""
+            nodes.append(NodeStart(host, True, end.started, end.code, end.time, output))
+    own_errors = (rank.time for rank in read_rank_failures(folder) if not rank.consequence)
+    return find_unstarted(nodes, log, parts, min(own_errors, default=None))
+
+
 def launchers_error(log: str) -> str:
-    """The last line in which a launcher, such as srun, reports an error; empty without one."""
-    return _last(_LAUNCHER_SAYS, log)
+    """The last line in which a launcher, such as srun, reports an error of its own or of a task; empty without one."""
+    return _last(_LAUNCHER_SAYS_FIRST, log) or _last(_LAUNCHER_SAYS, log)
 
 
 def text_since(path: str, position: int) -> str:

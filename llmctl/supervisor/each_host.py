@@ -3,6 +3,7 @@
 These are qrsh of Grid Engine, pbs_tmrsh of PBS, blaunch of LSF, and this machine itself.
 """
 
+import argparse
 import os
 import shlex
 import signal
@@ -11,7 +12,10 @@ import time
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from . import processes
-from .end_request import EndRequest
+from .attempt import tell
+from .causes.starts import NO_EXEC
+from .end_request import EndByFile, EndBySignal, EndRequest
+from .node import end_file_of
 from .signals import Signals
 
 FAILURE_GRACE_S = 10
@@ -73,11 +77,37 @@ def host_names(hostfile: str) -> List[str]:
         return [line.split()[0] for line in file if line.strip()]
 
 
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the command once per host of LLMCTL_HOSTFILE; returns the exit code.
+
+    Args:
+        options: of the command line.
+        environ: of this process.
+    """
+    words = options.words
+    hosts = host_names(environ["LLMCTL_HOSTFILE"])
+    how = {"through_shell": options.through_shell, "first_here": options.first_here}
+    argvs = commands(words, hosts, **how)
+    end_requests: List[EndRequest] = [EndBySignal() for _ in hosts]
+    if options.end_by == "file":
+        end_requests = [EndByFile(end_file_of(environ["LLMCTL_ATTEMPT_DIR"])) for _ in hosts]
+    elif options.end_by == "command":
+        # The words up to the script, followed by the act that asks the ranks of a node to end.
+        begin = words[: words.index("node")] if "node" in words else words
+        act = [*begin, "end", environ["LLMCTL_ATTEMPT"], NODE]
+        asks, kills = (commands([*act, *how_soon], hosts, **how) for how_soon in ([], ["now"]))
+        end_requests = [EndBySignal(), *(EndByCommand(*argvs, environ) for argvs in zip(asks[1:], kills[1:]))]
+        kill_file = f"{end_file_of(environ['LLMCTL_ATTEMPT_DIR'])}.now"
+        return run_all(argvs, end_requests, environ, kill_file, hosts=hosts)
+    return run_all(argvs, end_requests, environ, hosts=hosts)
+
+
 def run_all(
     argvs: Sequence[Sequence[str]],
     end_requests: Sequence[EndRequest],
     environ: Mapping[str, str],
     kill_file: str = "",
+    hosts: Sequence[str] = (),
 ) -> int:
     """Run the commands to their ends; returns the exit code of the first command that failed.
 
@@ -88,6 +118,7 @@ def run_all(
         end_requests: one per command, which asks the command to end.
         environ: environment of all commands.
         kill_file: once this file exists, all are ended by the hardest request; empty: no such file.
+        hosts: names of the hosts, to tell which one has started nothing; empty: this is not told.
     """
     signals = Signals()
     running: Dict[int, "subprocess.Popen[bytes]"] = {}
@@ -97,7 +128,7 @@ def run_all(
     deadline: Optional[float] = None
     is_asked = False
     while True:
-        failed = _take_ended(running)
+        failed = _take_ended(running, hosts)
         # The others get a while to end by themselves: their logs tell who failed first.
         if failed and code == 0:
             code, deadline = failed[0], time.monotonic() + FAILURE_GRACE_S
@@ -133,8 +164,14 @@ def _end_now(running: Mapping[int, "subprocess.Popen[bytes]"], end_requests: Seq
             end_requests[number].send(child.pid)
 
 
-def _take_ended(running: Dict[int, "subprocess.Popen[bytes]"]) -> List[int]:
-    """Remove the ended commands from ``running``; returns the exit codes of the failed ones."""
+def _take_ended(running: Dict[int, "subprocess.Popen[bytes]"], hosts: Sequence[str]) -> List[int]:
+    """Remove the ended commands from ``running``; returns the exit codes of the failed ones.
+
+    The codes of a part that may not have begun are told, with its host.
+    """
     ended = [number for number, child in running.items() if child.poll() is not None]
-    codes = [processes.exit_code(running.pop(number).returncode) for number in ended]
-    return [code for code in codes if code != 0]
+    codes = [(number, processes.exit_code(running.pop(number).returncode)) for number in ended]
+    for number, code in codes:
+        if hosts and code in (1, *NO_EXEC):
+            tell(f"the part on {hosts[number]} ended with exit code {code}")
+    return [code for _, code in codes if code != 0]

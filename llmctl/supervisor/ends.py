@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from .attempt import Attempt, outcome_of_rank_0
 from .settings import JobSettings
@@ -20,12 +20,16 @@ _NAMED = 4
 
 
 class PartEnd(NamedTuple):
-    """End of one part: exit code, the signal that ended the part, time, and host."""
+    """End of one part: exit code, the signal that ended the part, time, host, and True if its program has started.
+
+    The last is None if unknown.
+    """
 
     code: int
     signal: int
     time: float
     host: str
+    started: Optional[bool] = None
 
 
 def part_name(job: JobSettings, number: int) -> str:
@@ -33,10 +37,20 @@ def part_name(job: JobSettings, number: int) -> str:
     return f"{_kind(job)}-{number:05d}"
 
 
-def write_end(attempt: Attempt, part: str, status: int) -> None:
-    """Record the end of a part from the status of ``Popen``."""
+def write_end(attempt: Attempt, part: str, status: int, ended_at: float, started: Optional[bool]) -> None:
+    """Record the end of a part.
+
+    Args:
+        attempt: of the part.
+        part: its name.
+        status: of ``Popen``.
+        ended_at: time of the end, in seconds since 1970.
+        started: of the program; None if unknown.
+    """
     code, number = (128 - status, -status) if status < 0 else (status, 0)
-    values = {"code": code, "signal": number, "time": time.time(), "host": socket.gethostname()}
+    values: Dict[str, Any] = {"code": code, "signal": number, "time": ended_at, "host": socket.gethostname()}
+    if started is not None:
+        values["started"] = started
     attempt.write(f"ended-{part}.json", values)
 
 
@@ -54,7 +68,14 @@ def read_ends(folder: str) -> Dict[str, PartEnd]:
                 with open(path, encoding="utf-8", errors="replace") as file:
                     values = json.loads(file.read())
                 when = float(values.get("time") or os.path.getmtime(path))
-                end = PartEnd(int(values["code"]), int(values.get("signal") or 0), when, str(values.get("host", "")))
+                started = values.get("started")
+                end = PartEnd(
+                    int(values["code"]),
+                    int(values.get("signal") or 0),
+                    when,
+                    str(values.get("host", "")),
+                    started if isinstance(started, bool) else None,
+                )
                 found[name[len("ended-") : -len(".json")]] = end
     return found
 

@@ -4,12 +4,14 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from contextlib import suppress
 from types import FrameType
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
 from . import processes
 from .attempt import Attempt, AttemptError, read_secrets
+from .causes.starts import is_shells_end
 from .ends import part_name, write_end
 from .settings import JobSettings
 from .signals import Signals
@@ -22,6 +24,10 @@ FLIGHT_ENTRIES = "2000"
 _POLL_S = 1.0
 _GONE_S = 10.0
 """Time that killed processes of an earlier attempt get to end."""
+_OTHERS_START_S = 5.0
+"""Time that a node which cannot start the program leaves the others to start theirs, before its end ends them too."""
+_SHELL = "bash"
+_TAIL_BYTES = 4096
 _SURVIVED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -32,6 +38,13 @@ _SURVIVED = (
     signal.SIGXCPU,
 )
 """Signals that end the command of a node, but not the process that records the command's end."""
+
+
+class CommandEnd(NamedTuple):
+    """End of a command: its status, as of ``Popen``, and the kernel's name of the last program that it was."""
+
+    status: int
+    program: str
 
 
 def end_file_of(attempt_dir: str) -> str:
@@ -82,7 +95,8 @@ def run_node(
     if node is None or part is None:
         part = rank_of_launcher(environ)
         node = part // job.ranks_per_node if job.one_process_per_rank else part
-    _write_to(f"{folder}/node-{node:05d}.log")
+    log = f"{folder}/node-{node:05d}.log"
+    _write_to(log)
     left = processes.kill_earlier_attempts(job.run_dir, attempt, _GONE_S) if attempt > 1 else []
     if left:
         pids = ", ".join(map(str, left))
@@ -94,11 +108,15 @@ def run_node(
     variables["MASTER_ADDR"] = "" if address == "-" else address
     variables["MASTER_PORT"] = "" if port == "-" else port
     argv = ["bash", f"{folder}/job.sh", "rank"]
-    status = guard(argv, variables, end_file_of(folder)) if guarded else _outlive(argv, variables)
+    end = guard(argv, variables, end_file_of(folder)) if guarded else _outlive(argv, variables)
+    status, ended_at = end.status, time.time()
     if status != 0 and job.is_training and not job.one_process_per_rank:
         # Ranks whose agent was killed: the launcher may no longer know them, and stopped ones do not notice.
         processes.kill_node(job.run_dir, attempt, node)
-    write_end(Attempt(attempt, folder), part_name(job, part), status)
+    started = _has_started(job, end, log)
+    if started is False and status > 0 and job.nodes > 1:
+        time.sleep(_OTHERS_START_S)
+    write_end(Attempt(attempt, folder), part_name(job, part), status, ended_at, started)
     return processes.exit_code(status)
 
 
@@ -123,16 +141,30 @@ def attempt_variables(job: JobSettings, attempt: int) -> Dict[str, str]:
     }
 
 
-def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int:
-    """Run a command, and end the command when a file asks for that; returns its status.
+def _has_started(job: JobSettings, end: CommandEnd, log: str) -> Optional[bool]:
+    """True if job.sh has become the program of the run; None if unknown, as a COMMAND may be a bash script."""
+    if not end.program:
+        return None
+    if end.program != _SHELL:
+        return True
+    if job.is_training:
+        return False
+    with suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        return False if is_shells_end(end.status, file.read().decode(errors="replace")) else None
+    return None
+
+
+def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> CommandEnd:
+    """Run a command, and end the command when a file asks for that; returns its end.
 
     No signal ends this process itself.
     """
     signals = Signals()
-    child = processes.start(argv, environ)
+    child = processes.start(argv, environ, dies_with_this=True)
     folder, name = os.path.split(end_file)
     is_asked = False
-    while child.poll() is None:
+    while not os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
         names = _names(folder)
         if f"{name}.now" in names:
             processes.signal_group(child.pid, signal.SIGKILL)
@@ -144,17 +176,27 @@ def guard(argv: Sequence[str], environ: Mapping[str, str], end_file: str) -> int
             processes.signal_group(child.pid, signal.SIGTERM)
             is_asked = True
         signals.wait(_POLL_S)
-    return child.returncode
+    return _end_of(child)
 
 
-def _outlive(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command to its end; returns its status.
+def _outlive(argv: Sequence[str], environ: Mapping[str, str]) -> CommandEnd:
+    """Run a command to its end; returns the end.
 
     Who signals this process signals its group, and so the command too: passing a signal on would deliver it twice.
     """
     for number in _SURVIVED:
         signal.signal(number, _nothing)
-    return subprocess.Popen(list(argv), env=dict(environ)).wait()
+    child = subprocess.Popen(list(argv), env=dict(environ), preexec_fn=processes.die_with_parent())
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    return _end_of(child)
+
+
+def _end_of(child: "subprocess.Popen[bytes]") -> CommandEnd:
+    """End of a child that has ended and was not waited for: until then the kernel knows its name."""
+    name = ""
+    with suppress(OSError), open(f"/proc/{child.pid}/comm", errors="replace") as file:
+        name = file.read().strip()
+    return CommandEnd(child.wait(), name)
 
 
 def _nothing(number: int, frame: Optional[FrameType]) -> None:

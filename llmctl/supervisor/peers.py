@@ -21,11 +21,12 @@ _POLLS_TO_BEGIN = 240
 
 
 class PeerFailure(NamedTuple):
-    """Failure or silence of a run's part on another machine."""
+    """Failure of a run's part on another machine, or ``is_silent``, the silence of the machine."""
 
     node: int
     code: int
     sentence: str
+    is_silent: bool = False
 
 
 class Peers:
@@ -42,11 +43,23 @@ class Peers:
         self._beats: Dict[int, str] = {}
         self._silence: Dict[int, int] = {}
         self._ended: Set[int] = set()
+        self._silent: Set[int] = set()
 
     @property
     def all_have_ended(self) -> bool:
         """True if the part of every other machine has ended or failed."""
         return len(self._ended) >= self._nodes - 1
+
+    @property
+    def head_is_silent(self) -> bool:
+        """True if the head node was given up for its silence."""
+        return 0 in self._silent
+
+    def write_beat(self) -> None:
+        """Write a heartbeat now, before the launch."""
+        self._polls += 1
+        with suppress(OSError), open(f"{self._attempt.folder}/beat-{self._node:05d}", "w") as file:
+            file.write(f"{self._polls}\n")
 
     def poll(self) -> List[PeerFailure]:
         """Write a heartbeat if due; returns the failures since the last poll.
@@ -59,9 +72,9 @@ class Peers:
             names = set(os.listdir(self._attempt.folder))
         is_beat = self._polls % self._polls_per_beat == 0
         if is_beat:
-            with suppress(OSError), open(f"{self._attempt.folder}/beat-{self._node:05d}", "w") as file:
-                file.write(f"{self._polls}\n")
-        self._polls += 1
+            self.write_beat()
+        else:
+            self._polls += 1
         failures = []
         for peer in range(self._nodes):
             if peer == self._node or peer in self._ended:
@@ -103,8 +116,9 @@ class Peers:
         if self._silence[peer] <= patience:
             return []
         self._ended.add(peer)
+        self._silent.add(peer)
         seconds = patience * self._polls_per_beat // POLLS_PER_SECOND
-        return [PeerFailure(peer, 1, self._sentence(peer, f"has sent no heartbeat for {seconds} s"))]
+        return [PeerFailure(peer, 1, self._sentence(peer, f"has sent no heartbeat for {seconds} s"), is_silent=True)]
 
     def _sentence(self, peer: int, what: str) -> str:
         return f"node {peer} ({self._hosts[peer]}) {what}"

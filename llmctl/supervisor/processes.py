@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+_PR_SET_PDEATHSIG = 1
 _KILL_ROUNDS = 3
 _ROUND_S = 0.05
 _TORCHRUN = b"TORCHELASTIC_RUN_ID"
@@ -16,17 +17,54 @@ _OUTSIDE = frozenset((_ATTACHED_SHELL, SENDER.encode()))
 """Variables of processes that are not the run's: a shell that a person attached to it, and what sends a notice."""
 
 
-def start(argv: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def start(
+    argv: Sequence[str], environ: Mapping[str, str], *, dies_with_this: bool = False
+) -> "subprocess.Popen[bytes]":
     """Start a command in a new process group, without input.
+
+    Args:
+        argv: the command.
+        environ: its variables.
+        dies_with_this: the command is killed when this process is; see die_with_parent.
 
     Raises:
         OSError: the command cannot be started.
     """
-    return subprocess.Popen(list(argv), env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=_lead_a_group)
+    die = die_with_parent() if dies_with_this else _nothing
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        die()
+
+    return subprocess.Popen(list(argv), env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=prepare)
 
 
-def _lead_a_group() -> None:
-    os.setpgid(0, 0)
+def die_with_parent() -> Callable[[], None]:
+    """A function that a new process calls before its program, to be killed when this process is.
+
+    Call in the main thread: the kernel takes the end of the calling thread for that of the parent.
+    A scheduler may end a job by killing the group of job.sh alone, as Grid Engine does without ENABLE_ADDGRP_KILL
+    (sge_conf(5)). Nothing happens where the kernel has no PR_SET_PDEATHSIG (prctl(2)).
+    """
+    parent = os.getpid()
+    try:
+        # A Python that was built without libffi has none.
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return _nothing
+
+    def die() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+def _nothing() -> None:
+    pass
 
 
 def exit_code(status: int) -> int:

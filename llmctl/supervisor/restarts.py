@@ -5,18 +5,23 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .causes.output import find_cause
+from .causes.starts import NO_EXEC
 from .ends import PartEnd
 from .settings import JobSettings
 
 KILLED, LOST_PEER, HANG, NODE = "killed", "lost_peer", "hang", "node"
 NOT_FINITE, OUT_OF_MEMORY, ERROR, UNKNOWN = "not_finite", "out_of_memory", "error", "unknown"
-CONFIG, DISK = "config", "disk"
+ROLL_BACK = "roll_back"
+UNSTARTED = "unstarted"
+"""Key of exit.json: nodes that could not start the program while others did, with the cause."""
+CONFIG, DISK, SPIKE = "config", "disk", "spike"
 NEVER = {
     CONFIG: "a new attempt would meet the same error of the config",
     DISK: "the disk is full, or a quota is used up",
+    SPIKE: "a new attempt would meet the same samples with the same weights",
 }
 """Classes that no new attempt can help, with the reason."""
 LEAST_LEFT_S = 60.0
@@ -29,6 +34,8 @@ _BAD_CONFIG = (2, 3)
 _OF_SIGNALS = 128
 _BY_LAUNCHER = _OF_SIGNALS + int(signal.SIGTERM)
 """A launcher ends the parts that are left by SIGTERM."""
+_CLASSES_OF_TYPE = {"NonFiniteError": NOT_FINITE, "LossSpikeError": SPIKE, "RollBackError": ROLL_BACK}
+"""Type of a rank's own error (trainer/training/soundness) -> class."""
 _CLASSES_OF_ERROR = {
     "gpu_memory": OUT_OF_MEMORY,
     "host_memory": OUT_OF_MEMORY,
@@ -48,16 +55,24 @@ _CLASSES_OF_OUTPUT = {
 }
 """Kind of a cause in an output -> class, where the exit code tells less."""
 _TAIL_BYTES = 65536
+_NOBODY: Mapping[str, str] = {}
 
 
 class RankFailure(NamedTuple):
-    """One errors/rank-NNNNN.json: class and words of the exception, and True if another rank is the cause."""
+    """One errors/rank-NNNNN.json: class and words of the exception, and True if another rank is the cause.
+
+    Attributes:
+        culprits: names of the nodes that the preflight has found unfit; empty for any other error.
+        rank: number of the rank; -1 if the name of the file tells none.
+    """
 
     type: str
     message: str
     consequence: bool
     exit_code: int
     time: float
+    culprits: Tuple[str, ...] = ()
+    rank: int = -1
 
 
 class Failure(NamedTuple):
@@ -71,6 +86,7 @@ class Failure(NamedTuple):
         verdict: class that the watch of the attempt has given; empty without one.
         lost_node: a machine has fallen silent, or a part has not started.
         output: kind of the cause that the output tells (causes/messages.py); empty without one.
+        unstarted: nodes that could not start the program while others did, each with the cause.
     """
 
     code: int
@@ -80,6 +96,7 @@ class Failure(NamedTuple):
     verdict: str = ""
     lost_node: bool = False
     output: str = ""
+    unstarted: Mapping[str, str] = _NOBODY
 
 
 class Reached(NamedTuple):
@@ -103,14 +120,16 @@ class History(NamedTuple):
 
 
 def class_of(failure: Failure) -> str:
-    """Class of a failure: by the verdict of the watch, then the first rank's own error, then what was killed."""
-    if failure.verdict:
-        return failure.verdict
+    """Class of a failure: by the watch, then nodes without the program, a rank's own error, and what was killed."""
+    if failure.verdict or failure.unstarted:
+        return failure.verdict or NODE
     own = sorted((rank for rank in failure.ranks if not rank.consequence), key=lambda rank: rank.time)
     if own:
         return _class_of_error(own[0])
     if failure.output in _CLASSES_OF_OUTPUT:
         return _CLASSES_OF_OUTPUT[failure.output]
+    if any(part.started is False and part.code in NO_EXEC for part in failure.parts[:1]):
+        return CONFIG
     codes = (failure.code, *(part.signal and _OF_SIGNALS + part.signal for part in failure.parts[:1]))
     if any(_OF_SIGNALS < code < _OF_SIGNALS + 65 and code != _BY_LAUNCHER for code in codes):
         return KILLED
@@ -125,11 +144,22 @@ def class_of(failure: Failure) -> str:
     return UNKNOWN if failure.is_training else ERROR
 
 
+def culprits_of(failure: Failure) -> Dict[str, List[str]]:
+    """``culprits`` of exit.json: the nodes at fault, by their start or the first rank's own error; or empty."""
+    if failure.unstarted and not failure.verdict:
+        return {"culprits": list(failure.unstarted)}
+    own = sorted((rank for rank in failure.ranks if not rank.consequence), key=lambda rank: rank.time)
+    is_named = bool(own) and bool(own[0].culprits) and class_of(failure) == NODE
+    return {"culprits": list(own[0].culprits)} if is_named else {}
+
+
 def _class_of_error(rank: RankFailure) -> str:
+    if rank.culprits:
+        return NODE
     if rank.exit_code in _BAD_CONFIG:
         return CONFIG
-    if rank.type == "NonFiniteError":
-        return NOT_FINITE
+    if rank.type in _CLASSES_OF_TYPE:
+        return _CLASSES_OF_TYPE[rank.type]
     cause = find_cause(f"{rank.type}: {rank.message}")
     return _CLASSES_OF_ERROR.get(cause.kind, ERROR) if cause is not None else ERROR
 
@@ -147,16 +177,24 @@ def refusal(job: JobSettings, failure_class: str, history: History, left_s: Opti
         return NEVER[failure_class]
     if failure_class not in job.restart_on:
         return f"{failure_class} is not one of job.restart_on ({', '.join(job.restart_on)})"
-    fruitless = fruitless_attempts(history.reached) if job.is_training else ()
-    if len(fruitless) >= MOST_FRUITLESS:
-        best = max(one.trained for one in history.reached)
-        numbers = " and ".join(str(attempt) for attempt in fruitless[-MOST_FRUITLESS:])
-        return f"attempts {numbers} have trained and saved nothing beyond iteration {best}"
+    loop = crash_loop(history.reached) if job.is_training else ""
+    if loop:
+        return loop
     if history.restarts >= job.max_restarts:
         return f"job.max_restarts {job.max_restarts} is used up"
     if left_s is not None and left_s < LEAST_LEFT_S:
         return f"{max(0.0, left_s):.0f} s are left before the time limit"
     return ""
+
+
+def crash_loop(reached: Sequence[Reached]) -> str:
+    """Sentence on the last attempts if none of them has made a new step; empty otherwise."""
+    fruitless = fruitless_attempts(reached)
+    if len(fruitless) < MOST_FRUITLESS:
+        return ""
+    best = max(one.trained for one in reached)
+    numbers = " and ".join(str(attempt) for attempt in fruitless[-MOST_FRUITLESS:])
+    return f"attempts {numbers} have trained and saved nothing beyond iteration {best}"
 
 
 def fruitless_attempts(reached: Sequence[Reached]) -> Tuple[int, ...]:
@@ -178,13 +216,20 @@ def read_rank_failures(folder: str) -> Tuple[RankFailure, ...]:
     names: List[str] = []
     with suppress(OSError):
         names = sorted(os.listdir(f"{folder}/errors"))
-    for name in names:
-        values = _read(f"{folder}/errors/{name}")
+    for file_name in names:
+        values = read_object(f"{folder}/errors/{file_name}")
         with suppress(ValueError, KeyError, TypeError):
             consequence, when, code = bool(values["consequence"]), float(values["time"]), int(values["exit_code"])
             words = str(values.get("type", "")), str(values.get("message", ""))
-            found.append(RankFailure(*words, consequence, code, when))
+            named = values.get("culprits")
+            culprits = tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+            found.append(RankFailure(*words, consequence, code, when, culprits, _rank_of(file_name)))
     return tuple(found)
+
+
+def _rank_of(file_name: str) -> int:
+    number = file_name[len("rank-") : -len(".json")]
+    return int(number) if number.isdigit() else -1
 
 
 def read_reached(run_dir: str, attempt: int) -> Reached:
@@ -198,9 +243,9 @@ def read_reached(run_dir: str, attempt: int) -> Reached:
     names: List[str] = []
     with suppress(OSError):
         names = os.listdir(folder)
-    for values in [*(_read(f"{folder}/{name}") for name in names), *last_rows(f"{run_dir}/metrics.jsonl")]:
+    for values in [*(read_object(f"{folder}/{name}") for name in names), *last_rows(f"{run_dir}/metrics.jsonl")]:
         trained = max(trained, _iteration(values))
-    return Reached(attempt, trained, _iteration(_read(f"{run_dir}/saved.json")))
+    return Reached(attempt, trained, _iteration(read_object(f"{run_dir}/saved.json")))
 
 
 def seconds_since_save(run_dir: str, folder: str) -> float:
@@ -215,15 +260,22 @@ def seconds_since_save(run_dir: str, folder: str) -> float:
     return max(0.0, time.time() - max(times)) if times else 0.0
 
 
-def read_history(job: JobSettings, ended: Reached) -> History:
-    """The attempts up to one that has just ended, by the exit.json of the earlier ones."""
+def read_history(job: JobSettings, ended: Reached, job_id: str = "") -> History:
+    """The attempts up to one that has just ended, by the exit.json of the earlier ones.
+
+    Args:
+        job: settings.
+        ended: progress at the end of the last one.
+        job_id: count the restarts of this job alone, of all those of a chain; empty: those of the submission.
+    """
     reached, restarts = [], 0
     for number in range(1, ended.attempt):
         folder = job.attempt_dir(number)
-        values = _read(f"{folder}/exit.json")
+        values = read_object(f"{folder}/exit.json")
         if isinstance(values.get("trained"), int) and isinstance(values.get("saved"), int):
             reached.append(Reached(number, values["trained"], values["saved"]))
-        is_own = _read(f"{folder}/started.json").get("submission") == job.submission
+        started = read_object(f"{folder}/started.json")
+        is_own = started.get("submission") == job.submission and job_id in ("", started.get("job_id"))
         restarts += is_own and values.get("restarts") is True
     return History((*reached, ended), restarts)
 
@@ -246,7 +298,7 @@ def _iteration(values: Dict[str, Any]) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _read(path: str) -> Dict[str, Any]:
+def read_object(path: str) -> Dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or half-written."""
     with suppress(OSError, ValueError):
         with open(path, encoding="utf-8", errors="replace") as file:

@@ -5,6 +5,24 @@ import os
 from typing import Any, NamedTuple, Optional, Tuple
 
 
+class ChainSettings(NamedTuple):
+    """Values by which the end of a job hands the run's next job to the scheduler.
+
+    Attributes:
+        argv: the submit command, run in the run directory.
+        time_s: time limit of a job, in seconds; 0: the site's default.
+        until: iteration with whose checkpoint the chain ends; 0: the end of the training.
+        points: most points that all jobs of the run may use; None: no limit.
+        node_hours: most node-hours that they may use; None: no limit.
+    """
+
+    argv: Tuple[str, ...]
+    time_s: int
+    until: int = 0
+    points: Optional[float] = None
+    node_hours: Optional[float] = None
+
+
 class JobSettings(NamedTuple):
     """Content of job.json.
 
@@ -12,7 +30,7 @@ class JobSettings(NamedTuple):
         run_id: of the run.
         run_dir: directory of the run.
         submission: number of this submission of the run.
-        nodes: nodes of the job.
+        nodes: nodes that an attempt trains on.
         ranks_per_node: ranks of each node.
         is_training: False for a COMMAND.
         one_process_per_rank: the launcher starts each rank; otherwise one process per node.
@@ -33,6 +51,9 @@ class JobSettings(NamedTuple):
         max_restarts: how often a failed attempt begins again in this job.
         restart_on: classes of failures after which an attempt begins again (see restarts.py).
         hang_timeout_s: seconds for which a hang lasts before the attempt ends; 0: for ever.
+        chain: of a run whose jobs hand it to the next one; None: the run ends with its job.
+        copy_folder: folder with copies of the training's state on each node; empty without.
+        spare_nodes: further nodes of the job, which take the place of nodes at fault (see spares/choice.py).
     """
 
     run_id: str
@@ -59,6 +80,9 @@ class JobSettings(NamedTuple):
     max_restarts: int = 0
     restart_on: Tuple[str, ...] = ()
     hang_timeout_s: float = 0
+    chain: Optional[ChainSettings] = None
+    spare_nodes: int = 0
+    copy_folder: str = ""
 
     @classmethod
     def read(cls, path: str) -> "JobSettings":
@@ -70,7 +94,15 @@ class JobSettings(NamedTuple):
         """
         with open(path, "rb") as file:
             values = json.loads(file.read().decode("utf-8", "surrogateescape"))
-        return cls(**{name: _native(value) for name, value in values.items()})
+        native = _native(values)
+        if native.get("chain") is not None:
+            native["chain"] = ChainSettings(**native["chain"])
+        return cls(**native)
+
+    @property
+    def may_begin_again(self) -> bool:
+        """True if a failed attempt may begin again; several machines tell each other through one run directory."""
+        return self.max_restarts > 0 and (not self.hosts or self.shared or self.nodes == 1)
 
     def attempt_dir(self, attempt: int) -> str:
         """Directory of an attempt."""
@@ -78,7 +110,7 @@ class JobSettings(NamedTuple):
 
 
 def _native(value: Any) -> Any:
-    """Text in this Python's file name encoding; lists as tuples.
+    """Text in this Python's file name encoding; lists as tuples, also within objects.
 
     The encoding may be ASCII: Python 3.6 in the C locale.
     """
@@ -86,4 +118,6 @@ def _native(value: Any) -> Any:
         return os.fsdecode(value.encode("utf-8", "surrogateescape"))
     if isinstance(value, list):
         return tuple(_native(one) for one in value)
+    if isinstance(value, dict):
+        return {name: _native(one) for name, one in value.items()}
     return value

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Optional, Set
+from typing import Optional, Set, Tuple
 
 from . import processes
 from .attempt import Attempt, outcome_of_rank_0, tell
@@ -42,8 +42,10 @@ class Watch:
         code: exit code so far: of the launch line, or of a failed part on another machine.
         signal: the first signal received; TERM for a USR1 or USR2 that does not warn of the time limit.
         is_cancelled: attempts/K/cancel was read.
-        lost: sentence on the first other machine that failed or fell silent; empty without one.
+        lost: sentence on the first other machine that fell silent; empty without one.
+        failed_peer: sentence on the first other machine whose part failed; empty without one.
         hang: sentence on the hang for which the attempt was ended; empty without one.
+        hanging: ranks for which the others waited then.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Watch:
         self.signal: Optional[str] = None
         self.is_cancelled = False
         self.lost = ""
+        self.failed_peer = ""
         self.hang = ""
+        self.hanging: Tuple[int, ...] = ()
         self._job = job
         self._attempt = attempt
         self._signals = signals
@@ -105,6 +109,16 @@ class Watch:
         for name in self._signals.wait(0):
             self._on_signal(name)
         return "cancel" in self._names() or self.signal is not None
+
+    @property
+    def may_stay(self) -> bool:
+        """True if this machine can take part in another attempt: nobody ends the run, and the head node is heard."""
+        return not self.is_over and not (self._peers is not None and self._peers.head_is_silent)
+
+    def write_beat(self) -> None:
+        """Tell the other machines before the launch that this one lives."""
+        if self._peers is not None:
+            self._peers.write_beat()
 
     def run(self, child: "subprocess.Popen[bytes]") -> None:
         """Watch the launch line to its end; the head node waits for all machines."""
@@ -136,7 +150,8 @@ class Watch:
             return "cancelled"
         if self._is_timeout and not (code == 0 and outcome == "completed"):
             return "timeout"
-        if code == 0 and outcome == "stopped":
+        # A scheduler that ends a job signals the launcher too, which then fails although the ranks have saved.
+        if outcome == "stopped" and (code == 0 or self.signal is not None):
             return "stopped"
         if self.signal is not None and not (self._job.is_training and self._has_launched):
             return "stopped"
@@ -190,7 +205,7 @@ class Watch:
             with suppress(OSError), open(f"{self._attempt.folder}/{STACKS_WANTED}", "a") as file:
                 file.write("\n")
         if hangs.is_over and not self.hang:
-            self.hang = hangs.sentence
+            self.hang, self.hanging = hangs.sentence, hangs.ranks
             tell(f"the attempt is ended because of the hang, after job.hang_timeout_s {self._job.hang_timeout_s:g}")
             self.code = self.code or 1
             if self._peers is not None:
@@ -225,7 +240,10 @@ class Watch:
         for failure in peers.poll():
             tell(failure.sentence)
             self.code = self.code or failure.code
-            self.lost = self.lost or failure.sentence
+            if failure.is_silent:
+                self.lost = self.lost or failure.sentence
+            else:
+                self.failed_peer = self.failed_peer or failure.sentence
             self._end_after_failure(FAILURE_GRACE_S if self._job.is_training else KILL_GRACE_S)
 
     def _on_signal(self, name: str) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from llmctl.errors import SchedulerError
 from llmctl.terminal_text import printable
@@ -234,6 +234,15 @@ class HostGroup:
             return self._look(lambda transport: transport.why_distrusted(run_dir, contents))
         reasons = self._answers(lambda transport: transport.why_distrusted(run_dir, contents))
         return next(filter(None, reasons), "")
+
+    def read_bad_nodes(self, runs_root: str) -> Mapping[str, Any]:
+        """See llmctl.supervisor.bad_nodes.entries; of hosts without shared files, the lists of all that answer."""
+        if self._is_common(runs_root):
+            return self._look(lambda transport: transport.read_bad_nodes(runs_root))
+        answers = self._answers(lambda transport: transport.read_bad_nodes(runs_root))
+        found = sorted((one for answer in answers for one in answer["entries"]), key=lambda one: float(one["time"]))
+        entries = list({one["node"]: one for one in found}.values())
+        return {**answers[0], "entries": entries, "remarks": [text for one in answers for text in one["remarks"]]}
 
     def put_tree(self, folder: str, files: Mapping[str, Path]) -> None:
         """See llmctl.transport.protocol."""

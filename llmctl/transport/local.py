@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmctl.errors import ProgramMissing, RecordError, SchedulerError
 from llmctl.supervisor import trust
+from llmctl.supervisor.bad_nodes import entries
 from llmctl.transport import file_reads, file_writes, processes
 from llmctl.transport.processes import ProcessIdentity
 from llmctl.transport.protocol import CommandResult, program_of
@@ -40,6 +41,7 @@ class LocalTransport:
     make_folder = staticmethod(file_writes.make_folder)
     make_own_folder = staticmethod(file_writes.make_own_folder)
     why_distrusted = staticmethod(trust.why_distrusted)
+    read_bad_nodes = staticmethod(entries.read_entries)
     remove = staticmethod(file_writes.remove)
     link = staticmethod(file_writes.link)
     inspect_processes = staticmethod(processes.inspect)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts
@@ -100,6 +100,9 @@ class Transport(Protocol):
 
     def why_distrusted(self, run_dir: str, contents: tuple[int, str] | None = None) -> str:
         """See llmctl.supervisor.trust."""
+
+    def read_bad_nodes(self, runs_root: str) -> Mapping[str, Any]:
+        """See llmctl.supervisor.bad_nodes.entries: the user's list of bad nodes beside the runs."""
 
     def remove(self, paths: Sequence[str]) -> None:
         """See file_writes."""

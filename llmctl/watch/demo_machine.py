@@ -3,7 +3,10 @@
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from llmctl.backends import load_queue_backend
+from llmctl.backends.base import QueueBackend
 from llmctl.runs.job_status import JobQuestion
 from llmctl.runs.state import JobAnswer
 from llmctl.transport.file_reads import FilePart, FileRead
@@ -84,6 +87,7 @@ class DemoQueue:
 
     clock: Clock
     jobs: Mapping[str, Callable[[float], JobAnswer]]
+    backend: QueueBackend | None = field(default_factory=partial(load_queue_backend, "slurm"))
 
     def ask_queue(self, questions: Sequence[JobQuestion]) -> list[JobAnswer | None]:
         """See SchedulerWatch."""

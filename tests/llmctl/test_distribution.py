@@ -19,7 +19,7 @@ def test_a_checkout_is_named_by_its_folder():
 
 
 def test_another_machine_gets_the_packages():
-    assert install_words(elsewhere=True) == "numpy pydantic pyyaml safetensors tokenizers torch"
+    assert install_words(elsewhere=True) == "numpy pydantic pyyaml safetensors tokenizers torch zlib-ng"
 
 
 def test_the_packages_are_those_of_the_extra():

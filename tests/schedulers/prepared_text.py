@@ -33,7 +33,7 @@ def check_preparation(site: Site, cluster: str) -> None:
     assert files(site.home / "by-nodes", "whole") == made
     assert sorted(made) == [f"whole_text_document.{kind}" for kind in ("bin", "idx", "json")]
     run = site.ended("broken")
-    assert (run["state"], run["exit_code"]) == ("failed", 3), logs_of(site, run["run_id"])
+    assert (run["state"], run["exit_code"]) == ("failed", 3), (run, logs_of(site, run["run_id"]))
     shown = site.llmctl("logs", "broken")
     assert f"broken.jsonl:{BROKEN_LINE}: is not a line of JSON" in shown, shown
     assert "Traceback" not in logs_of(site, run["run_id"])

@@ -69,8 +69,24 @@ def ranks_of(run_dir: Path) -> list[int]:
     return found
 
 
-def _environ(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+def words_of(pid: int, name: str) -> list[str]:
+    """Words of a process: ``cmdline`` or ``environ``."""
+    return Path(f"/proc/{pid}/{name}").read_text(errors="replace").split("\0")
+
+
+def supervisor_of(run_dir: Path, node: int = 0) -> int:
+    """Process id of the supervisor on the head node, or on another machine, as this machine numbers the process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = words_of(int(folder.name), "cmdline")
+            if f"{run_dir}/job.json" in words and "python" in words[0] and "node" not in words:
+                # Behind ssh the command ends with the numbers of the machine and of the first attempt.
+                if int(words[-3] if words[-3].isdigit() else 0) != node:
+                    continue
+                found.append(int(folder.name))
+    (pid,) = found
+    return pid
 
 
 def check_restart(site: Any, run_id: str) -> None:
@@ -84,7 +100,7 @@ def check_restart(site: Any, run_id: str) -> None:
     """
     wait_for(lambda: site.iteration(run_id) > 25, "iterations after a save")
     before = site.iteration(run_id)
-    (pid,) = (pid for pid in ranks_of(site.path(run_id)) if "NODE_RANK=1" in _environ(pid))
+    (pid,) = (pid for pid in ranks_of(site.path(run_id)) if "NODE_RANK=1" in words_of(pid, "environ"))
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: site.iteration(run_id) > before + 20, lambda: f"a second attempt\n{site.job_log(run_id)}")
     first = json.loads((site.path(run_id) / "attempts/1/exit.json").read_text())
@@ -113,7 +129,7 @@ def check_hang(site: Any, run_id: str) -> None:
     """
     wait_for(lambda: site.iteration(run_id) > 25, "iterations after a save")
     before = ranks_of(site.path(run_id))
-    (pid,) = (pid for pid in before if "NODE_RANK=1" in _environ(pid))
+    (pid,) = (pid for pid in before if "NODE_RANK=1" in words_of(pid, "environ"))
     os.kill(pid, signal.SIGSTOP)
     times = {"stopped": time.monotonic()}
     for what, sign in (("told", "llmctl: hang: "), ("judged", "is ended because of the hang")):

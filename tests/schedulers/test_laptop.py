@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.llmctl.operate.environment.made_wheels import write_sdist, write_setuptools, write_torch, write_wheel
 from tests.schedulers.laptop_site import CLUSTER, Laptop
 from tests.schedulers.running import held
 from tests.testbeds import login_node, slurm_cluster
@@ -265,3 +267,31 @@ def test_a_question_of_ssh_is_answered_in_python(laptop: Laptop, tmp_path: Path)
     refused, answered = in_python(laptop, _ASKED, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert re.fullmatch(rf"4 .*{key}.*encrypted, and no terminal to ask on: add the key to the agent.*", refused)
     assert re.fullmatch(rf"completed .*n[12] 3 Enter passphrase for key '{key}': ", answered)
+
+
+def test_an_environment_is_built_from_a_laptop(laptop: Laptop) -> None:
+    """The login node makes it, and a job there compiles; the laptop sees steps, output and result."""
+    links = laptop.runs.parent / "wheels"
+    for name in ("numpy", "pydantic", "pyyaml", "safetensors", "tokenizers", "zlib-ng"):
+        write_wheel(links, name, "99.0", {f"{name.replace('-', '_')}_made.py": ""})
+    write_torch(links, "2.11.0")
+    write_setuptools(links)
+    sdist, path = write_sdist(laptop.runs.parent / "source", 43), laptop.runs.parent / "laptop's env"
+    words = ["env", "build", "--cluster", CLUSTER, "--path", str(path), "--find-links", str(links)]
+    words += ["--with", str(sdist)]
+    failed = laptop.call(*words)
+    assert failed.returncode == 3 and "no CUDA compiler" in failed.stderr, failed.stderr
+    overlay = laptop.home / ".config/llmctl/clusters" / f"{CLUSTER}.yaml"
+    before = overlay.read_text()
+    profile = yaml.safe_load(before)
+    profile["environment"]["setup"] = [*profile["environment"].get("setup", ()), "export CC_MODULE=gcc"]
+    overlay.write_text(yaml.safe_dump(profile))
+    try:
+        # Other shell lines may bring another Python: all is made anew.
+        built = laptop.call(*words)
+    finally:
+        overlay.write_text(before)
+    assert built.returncode == 0, built.stderr
+    assert built.stdout == f"{path}/bin/python\n" and "[1/6] venv: again" in built.stderr
+    program = "import tiny_ext; print(tiny_ext.answer())"
+    assert subprocess.check_output([path / "bin/python", "-c", program]) == b"43\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.prepared_text import check_preparation
-from tests.schedulers.running import check_hang, check_restart, held
+from tests.schedulers.running import check_hang, check_restart, held, ranks_of
 from tests.schedulers.sge_site import SgeSite
 from tests.testbeds.sge_cluster import SgeCluster, sge_cluster
 from tests.waiting import wait_for
@@ -185,6 +185,20 @@ def test_cancel_leaves_no_process_and_a_secret_leaves_no_trace(site: SgeSite, la
     wait_for(lambda: "exit_status" in site.cluster.run("qacct", "-j", job_id), "the account of the job")
     assert secret not in (site.cluster.state / "root/default/common/accounting").read_text()
     assert not list((site.home / f"runs/.llmctl-{os.geteuid()}/secrets").glob(f"{run_id}*"))
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_qdel_by_hand_ends_all_ranks(site: SgeSite, launcher: str) -> None:
+    """Grid Engine kills the groups of job.sh and of the tasks, and no other process."""
+    run_id = f"by-hand-{launcher}"
+    endless = ("--set", "training.train_iters=1000000")
+    job_id = submit(site, run_id, "--nodes", "2", *ON_CPU, "--launcher", launcher, *endless)
+    wait_for(lambda: site.iteration(run_id) > 2, lambda: f"some iterations\n{site.job_log(run_id)}")
+    assert len(ranks_of(site.path(run_id))) == 2
+    site.cluster.run("qdel", job_id)
+    wait_for(lambda: not ranks_of(site.path(run_id)), "the end of all ranks")
+    run = site.ended(run_id)
+    assert run["state"] == "cancelled" and "killed: by qdel" in run["detail"], run
 
 
 def test_a_job_that_grid_engine_ends_at_its_time_limit(site: SgeSite) -> None:

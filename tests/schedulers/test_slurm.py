@@ -5,11 +5,13 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from llmctl.supervisor.bad_nodes.entries import BadNode, write_entry
 from tests.schedulers.prepared_text import check_preparation
 from tests.schedulers.running import held
 from tests.schedulers.slurm_site import Site, site
@@ -146,6 +148,24 @@ def test_excluded_nodes_are_left_out(site: Site) -> None:
     assert refused.returncode == 4 and "--exclude or the profile's options name a node" in refused.stderr, (
         refused.stderr
     )
+
+
+def test_a_listed_node_is_left_out_until_it_is_readmitted(site: Site) -> None:
+    folder = site.home / f"runs/.llmctl-{os.geteuid()}/nodes"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_entry(str(folder), BadNode("n1", "slow", "preflight", "before", 1, time.time()))
+    write_entry(str(folder), BadNode("n99", "slow", "preflight", "before", 1, time.time() - 60))
+    said = site.call("submit", "--cluster", "bed", "--run-id", "careful", "--", "true").stderr
+    assert "left out: n1 (preflight: slow, " in said and "bed has no such node" in said
+    assert "n1" not in site.ended("careful")["hosts"]
+    assert "#SBATCH --exclude=n1\n" in (site.path("careful") / "job.sh").read_text()
+    shown = json.loads(site.llmctl("nodes", "--cluster", "bed", "--excluded", "--json"))
+    assert [one["node"] for one in shown["excluded"]] == ["n1", "n99"]
+    for node in ("n1", "n99"):
+        site.llmctl("nodes", "--cluster", "bed", "--readmit", node)
+    site.submit("again", "--nodes", "1", "--", "true")
+    assert site.ended("again")["state"] == "completed"
+    assert "exclude" not in (site.path("again") / "job.sh").read_text()
 
 
 def test_a_drained_node_is_shown_with_its_reason(site: Site) -> None:

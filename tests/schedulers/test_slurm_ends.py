@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from llmctl.runs.hang import STALLED_S
-from tests.schedulers.running import check_hang, check_restart, ranks_of
+from tests.schedulers.running import check_hang, check_restart, ranks_of, supervisor_of, words_of
 from tests.schedulers.slurm_site import Site, site
 from tests.testbeds.slurm_cluster import slurm_cluster
 from tests.waiting import HANG_S, wait_for
@@ -66,23 +66,6 @@ def kill_wait(site: Site, request: pytest.FixtureRequest) -> Iterator[int]:
     site.cluster.kill_after(request.param)
     yield int(request.param)
     site.cluster.kill_after(5)
-
-
-def words_of(pid: int, name: str) -> list[str]:
-    """Words of a process: ``cmdline`` or ``environ``."""
-    return Path(f"/proc/{pid}/{name}").read_text(errors="replace").split("\0")
-
-
-def supervisor_of(run_dir: Path) -> int:
-    """Process id of the supervisor on the head node, as this machine numbers it."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = words_of(int(folder.name), "cmdline")
-            if f"{run_dir}/job.json" in words and "python" in words[0] and "node" not in words:
-                found.append(int(folder.name))
-    (pid,) = found
-    return pid
 
 
 @pytest.fixture

@@ -70,6 +70,9 @@ class ScriptedBackend:
     def submit_commands(self, request: JobRequest) -> list[HostCommand]:
         raise NotImplementedError
 
+    def next_job_argv(self, request: JobRequest) -> tuple[str, ...]:
+        raise NotImplementedError
+
     def profile_hints(self) -> ProfileHints:
         raise NotImplementedError
 

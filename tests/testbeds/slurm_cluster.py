@@ -66,7 +66,7 @@ class SlurmCluster:
             self.daemon("slurmctld", "slurmctld")
             wait_for(lambda: self.call("scontrol", "ping").returncode == 0, "slurmctld")
             for name in self.nodes:
-                self._start_slurmd(name)
+                self.start_slurmd(name)
             wait_for(
                 lambda: (
                     self.run("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D").strip() == f"{len(self.nodes)}"
@@ -135,7 +135,12 @@ class SlurmCluster:
         """Start a killed node again."""
         self._start_machine(name)
         self._connect(name)
-        self._start_slurmd(name)
+        self.start_slurmd(name)
+
+    def start_slurmd(self, name: str) -> None:
+        """Start the daemon of a node, which finds the jobs of the one before."""
+        (self.state / "spool" / name).mkdir(exist_ok=True)
+        self.daemon(f"slurmd-{name}", "slurmd", "-N", name, machine=name)
 
     def drain(self, name: str, reason: str) -> None:
         """Take a node out of service."""
@@ -338,10 +343,6 @@ class SlurmCluster:
         self.run("sacctmgr", "-i", "add", "cluster", "testbed")
         self.run("sacctmgr", "-i", "add", "account", "test", "Description=test", "Organization=test")
         self.run("sacctmgr", "-i", "add", "user", "root", "Account=test")
-
-    def _start_slurmd(self, name: str) -> None:
-        (self.state / "spool" / name).mkdir(exist_ok=True)
-        self.daemon(f"slurmd-{name}", "slurmd", "-N", name, machine=name)
 
 
 def _child_of(parent: int) -> int:

@@ -191,7 +191,7 @@ def _resources(request: JobRequest) -> list[str]:
     """Resources of batch and interactive jobs; slots are cores, where the profile gives cores."""
     resource = request.resource
     slots = (resource.cores if resource is not None else None) or request.ranks_per_node
-    lines = [f"-n {request.nodes * slots}", f'-R "span[ptile={slots}]"']
+    lines = [f"-n {(request.nodes + request.spare_nodes) * slots}", f'-R "span[ptile={slots}]"']
     if request.gpus_per_node:
         # Per host by default (bsub -gpu). j_exclusive keeps other jobs off these GPUs; the default shares them.
         kind = f":gmodel={resource.gpu_type}" if resource is not None and resource.gpu_type else ""

@@ -201,7 +201,10 @@ def _resources(request: JobRequest) -> list[str]:
     given = request.site_options
     chunk = "".join(option.removeprefix(_CHUNK[:-1]) for option in given if option.startswith(_CHUNK))
     lines = [*_group(request), *_queue(request)]
-    lines.append(f"-l select={request.nodes}:mpiprocs={request.ranks_per_node}{chunk}")
+    lines.append(f"-l select={request.nodes + request.spare_nodes}:mpiprocs={request.ranks_per_node}{chunk}")
+    if request.spare_nodes:
+        # By default PBS ends a job that loses a host (PBS Professional Reference Guide, tolerate_node_failures).
+        lines.append("-W tolerate_node_failures=all")
     if request.time_s is not None:
         lines.append(f"-l walltime={clock(request.time_s)}")
     variables = [option[2:].strip() for option in given if _is_variable(option)]

@@ -150,6 +150,11 @@ class SgeBackend(BatchScheduler):
         group = ("-g", request.group) if request.group is not None else ()
         return [HostCommand(LOGIN, ("qsub", *group, "job.sh"))]
 
+    def next_job_argv(self, request: JobRequest) -> tuple[str, ...]:
+        """``qsub``, also where it is not in the PATH of a job: jobs have SGE_ROOT and ARC (submit(1))."""
+        (command,) = self.submit_commands(request)
+        return ("sh", "-c", 'PATH=$PATH:${SGE_ROOT-}/bin/${ARC-}; exec "$0" "$@"', *command.argv)
+
     def parse_job_id(self, output: str) -> str:
         """Id in ``Your job 1 ("x") has been submitted`` or in -terse's ``1``; ignores the site's own lines."""
         match = re.search(r"^Your job(?:-array)? (\d+)", output, re.MULTILINE) or re.search(
@@ -233,8 +238,8 @@ def _allocation(request: JobRequest) -> list[str]:
     own = request.site_options
     options = []
     if request.resource_type is not None:
-        options.append(f"-l {request.resource_type}={request.nodes}")
-    elif request.nodes > 1 and not any(option.startswith("-pe ") for option in own):
+        options.append(f"-l {request.resource_type}={request.nodes + request.spare_nodes}")
+    elif request.nodes + request.spare_nodes > 1 and not any(option.startswith("-pe ") for option in own):
         raise ProfileError(
             f"{request.profile.name}: resource_types: no type is chosen, and Grid Engine allocates nodes by -l TYPE=N; "
             "give --resource-type, or -pe in options"

@@ -213,7 +213,7 @@ def _allocation(request: JobRequest, further: Sequence[str] = ()) -> list[str]:
     the GPUs of its neighbours.
     """
     resource, own = request.resource, request.site_options
-    options = [f"--nodes={request.nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
+    options = [f"--nodes={request.nodes + request.spare_nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
     options += _cores(request.cores_per_node, request.tasks_per_node)
     if request.gpus_per_node:
         kind = f"{resource.gpu_type}:" if resource is not None and resource.gpu_type else ""
@@ -223,6 +223,9 @@ def _allocation(request: JobRequest, further: Sequence[str] = ()) -> list[str]:
         options += ["--exclusive", "--mem=0"]
     elif resource is not None and resource.memory_gib is not None:
         options.append(f"--mem={int(resource.memory_gib * 1024)}M")
+    if request.spare_nodes:
+        # A lost node ends the steps on it, and not the job (sbatch(1)).
+        options.append("--no-kill")
     if request.time_s is not None:
         options.append(f"--time={clock(request.time_s)}")
     words = (("partition", request.queue), ("account", request.group), ("reservation", request.reservation))

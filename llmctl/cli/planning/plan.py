@@ -7,11 +7,10 @@ import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import print_json
-from llmctl.context import Context, say
+from llmctl.context import Context
 from llmctl.errors import ConfigFileError, UsageError
 
 if TYPE_CHECKING:
-    from llmctl.submit.preview.predict import PlanInputs
     from trainer.planning.estimate.plan import RunPlan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -47,6 +46,8 @@ def plan(
     """Predict memory, speed and cost of a training run; exits with 1 if it does not fit."""
     if output is not None and not search:
         raise UsageError("--output: goes with --search; add that, or leave it out")
+    if svg is not None and search:
+        raise UsageError("--svg: draws one layout; leave --search out")
     context: Context = ctx.obj
     from llmctl.submit.preview.predict import plan_inputs, predict
 
@@ -60,7 +61,9 @@ def plan(
         settings=tuple(settings or ()),
     )
     if search:
-        return _search(inputs, output)
+        from llmctl.cli.planning.search import show_search
+
+        return show_search(inputs, output, as_json=as_json)
     planned, prediction = predict(inputs)
     if svg is not None:
         _write_svg(planned, Path(svg))
@@ -80,37 +83,3 @@ def _write_svg(planned: "RunPlan", path: Path) -> None:
         path.write_text(svg(Drawing(planned.schedule, planned.step.times, "Predicted step")), encoding="utf-8")
     except (OSError, DrawingError) as error:
         raise ConfigFileError(f"--svg {path}: cannot be written: {error}") from None
-
-
-def _search(inputs: "PlanInputs", output: str | None) -> int:
-    from llmctl.submit.preview.predict import config_error
-    from trainer.config.errors import ConfigError
-    from trainer.planning.estimate.devices import GIB
-    from trainer.planning.estimate.search import search_layouts
-
-    nodes, per_node, device = inputs.nodes, inputs.gpus_per_node, inputs.device
-    try:
-        found = search_layouts(inputs.training, inputs.vocabulary, device, nodes, per_node)
-    except ConfigError as error:
-        raise config_error(error) from None
-    if not found:
-        say(f"no layout fits on {nodes} x {per_node} {device.name}")
-        return 1
-    print(f"{'TOKENS/S':>10}  {'STEP S':>8}  {'GIB':>6}  {'BUBBLE':>6}  LAYOUT")
-    for each in found:
-        planned = each.plan
-        bubble = f"{100 * planned.step.times.bubble_fraction:.1f}%"
-        print(
-            f"{planned.tokens_per_s:>10,.0f}  {planned.step.total:>8.3g}  {planned.worst.total / GIB:>6.1f}  "
-            f"{bubble:>6}  {each.words}"
-        )
-    if output is not None:
-        import yaml
-
-        plain = found[0].plan.config.model_dump(exclude_unset=True, mode="json")
-        try:
-            Path(output).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
-        except OSError as error:
-            raise ConfigFileError(f"--output {output}: cannot be written: {error.strerror}") from None
-        say(f"best layout: {output}")
-    return 0

@@ -23,6 +23,8 @@ _ITEM = 28
 _MOST_RANKS = 16
 _LEAST_SHOWN = 1 << 20
 _SECONDS_PER_DAY = 86400
+_SHOWN = 0.005
+"""Smallest share of a step that is named."""
 
 
 def show_prediction(
@@ -39,12 +41,18 @@ def show_prediction(
     nodes, per_node = size
     console = rich_console() if is_for_people() else None
     heading = f"{nodes} node{'s' * (nodes > 1)} x {per_node} {planned.device.name}: "
-    _print(console, heading + ("fits" if planned.fits else "does not fit"))
+    _print(console, heading + planned.verdict)
     for line in labelled_lines(_rows(planned, node_hours, cost), sys.stdout):
         _print(console, line)
     _show_timeline(planned, console)
     for line in note_lines(_notes(planned, nodes, per_node), sys.stderr):
         say(line)
+
+
+def limits_text(limits: Mapping[str, float]) -> str:
+    """Shares of a step that are worth a word, the largest first; empty: none is."""
+    shares = sorted(limits.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name.replace('_', ' ')} {100 * share:.0f}%" for name, share in shares if share >= _SHOWN)
 
 
 def _print(console: "Console | None", line: str) -> None:
@@ -56,6 +64,7 @@ def _print(console: "Console | None", line: str) -> None:
 
     text = Text(line)
     text.highlight_regex(r"(?<=: )fits$", "green")
+    text.highlight_regex(r"(?<=: )tight$", "yellow")
     text.highlight_regex(r"(?<=: )does not fit$", "red")
     text.highlight_regex(rf"  {_block()}+$", "cyan")
     console.print(text, soft_wrap=True)
@@ -83,6 +92,9 @@ def _rows(planned: "RunPlan", node_hours: float, cost: Mapping[str, Any] | None)
     if len(planned.schedule.stages) > 1:
         yield "bubble", f"{100 * step.times.bubble_fraction:.1f}% of the time, in which a rank waits for another"
         where = f" on pipeline rank {planned.worst.pp_rank}"
+    of_step = limits_text(planned.limits)
+    if of_step:
+        yield "limits", f"of the step: {of_step}"
     yield "memory", f"{memory_text(planned.worst.total)} of {memory_text(planned.device.memory)}{where}"
     yield from (("", line) for line in _memory_lines(planned))
 
@@ -101,6 +113,7 @@ def _notes(planned: "RunPlan", nodes: int, per_node: int) -> Iterator[str]:
     from trainer.planning.estimate.devices import GIB
     from trainer.planning.estimate.plan import remedy
 
+    yield from planned.remarks
     if planned.why_not is None:
         return
     yield f"does not fit: {planned.why_not}"

@@ -52,14 +52,16 @@ def _resume() -> Schema:
 
 def _plan() -> Schema:
     from llmctl.submit.preview.predict import Prediction
+    from llmctl.submit.preview.search import SearchedLayouts
 
-    return object_schema(Prediction)
+    return {"anyOf": [object_schema(Prediction), object_schema(SearchedLayouts)]}
 
 
 def _nodes() -> Schema:
     from llmctl.cli.nodes import NodesDocument
+    from llmctl.operate.bad_nodes import ExcludedDocument
 
-    return object_schema(NodesDocument)
+    return {"anyOf": [object_schema(NodesDocument), object_schema(ExcludedDocument)]}
 
 
 def _doctor() -> Schema:

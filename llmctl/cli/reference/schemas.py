@@ -12,6 +12,7 @@ from typing import Any
 from llmctl.cli.reference.documents import DOCUMENTS
 from llmctl.cli.reference.keys import FROM_MEANING, PROFILE, Key, all_keys, flags_of, meaning_of
 from llmctl.errors import UsageError
+from llmctl.runs.metrics import OTHER_ROWS
 
 _DEFS = "#/$defs/"
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -53,7 +54,7 @@ def profile_schema() -> Schema:
 
 
 def metrics_schema() -> Schema:
-    """The schema of a row of metrics.jsonl: of training, of an evaluation, of tasks, of a save or of a missed save."""
+    """The schema of a row of metrics.jsonl: of training, an evaluation, tasks, a save, a missed save or a spike."""
     from llmctl.cli.reference.type_schema import schema_of
     from trainer.config.records.row_fields import FIELDS
 
@@ -67,7 +68,7 @@ def metrics_schema() -> Schema:
         "properties": fields,
         "patternProperties": {"^(valid_)?\\w+_loss$": {"type": ["number", "null"], "description": loss}},
         "required": ["attempt", "iteration", "time"],
-        "anyOf": [{"required": [name]} for name in ("lm_loss", "valid_loss", "tasks", "save_bytes", "missed_save")],
+        "anyOf": [{"required": [name]} for name in ("lm_loss", "valid_loss", *OTHER_ROWS)],
         "additionalProperties": False,
     }
     return _described(schema, "A row of metrics.jsonl, in the directory of a run.")

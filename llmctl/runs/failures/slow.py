@@ -18,6 +18,8 @@ LEAST, LEAST_MEAN = 1.08, 1.12
 """Ratio to the other ranks in each window and on average. Of 600 samples a ratio has a standard deviation of 0.025."""
 LEAST_SHARE = 0.2
 """Of a step in which every rank waits nearly all the time, ratios tell nothing."""
+BUSY, LEAST_DIVISOR = 0.5, 0.01
+"""A rank with this share works while the others wait for it, however much slower it is; and a share to divide by."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,6 @@ def _ratios(beat: Heartbeat, others: Sequence[Heartbeat]) -> list[float]:
     if not others:
         return []
     usual = [median(other.busy[-number] for other in others) for number in range(1, WINDOWS + 1)]
-    if min(usual) < LEAST_SHARE:
+    if min(usual) < LEAST_SHARE and min(beat.busy[-WINDOWS:]) < BUSY:
         return []
-    return [beat.busy[-number] / share for number, share in enumerate(usual, start=1)]
+    return [beat.busy[-number] / max(share, LEAST_DIVISOR) for number, share in enumerate(usual, start=1)]

@@ -13,12 +13,10 @@ from fnmatch import fnmatchcase
 from itertools import compress
 from operator import itemgetter
 
-from llmctl.runs.metrics import Row, number, parse_row
+from llmctl.runs.metrics import OTHER_ROWS, Row, number, parse_row
 
 ALWAYS = ("consumed_tokens", "iteration_time_s", "time")
 """Keys that the axes of a plot and the accounts of lost time need."""
-_OTHER_ROWS = ("tasks", "save_bytes", "missed_save")
-"""Keys of rows without the numbers of a step."""
 NO_TOKEN = -1
 """Fencing token of rows without one, from older releases."""
 
@@ -50,7 +48,7 @@ class Columns:
         token: fencing token of that attempt, or NO_TOKEN.
         is_valid: 1 for a row of a validation, else 0.
         values: key -> numbers.
-        others: rows of tasks, saves and missed saves; only those of a chunk, as it was parsed.
+        others: rows of tasks, saves, missed saves and spikes; only those of a chunk, as it was parsed.
     """
 
     iteration: "array[int]" = field(default_factory=lambda: array("q"))
@@ -123,9 +121,9 @@ def parse_columns(data: bytes, keys: Sequence[str]) -> Columns:
 def _columns(rows: list[Row], keys: Sequence[str]) -> Columns:
     shapes = set(map(tuple, rows))
     others: list[OtherRow] = []
-    if any(key in shape for shape in shapes for key in _OTHER_ROWS):
-        others = [_other(row) for row in rows if any(key in row for key in _OTHER_ROWS)]
-        rows = [row for row in rows if not any(key in row for key in _OTHER_ROWS)]
+    if any(key in shape for shape in shapes for key in OTHER_ROWS):
+        others = [_other(row) for row in rows if any(key in row for key in OTHER_ROWS)]
+        rows = [row for row in rows if not any(key in row for key in OTHER_ROWS)]
     names = sorted({name for shape in shapes for name in shape if name in ALWAYS or _matches(name, keys)})
     has_valid = any("valid_loss" in shape for shape in shapes)
     return Columns(

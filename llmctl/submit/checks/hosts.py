@@ -10,7 +10,7 @@ from llmctl.transport.host_members import bare, joined
 
 
 def host_problems(job: Job) -> Iterator[Problem]:
-    """Fewer hosts than nodes, a host listed twice, an unknown host to leave out, or restarts. Pure."""
+    """Fewer hosts than nodes, a host listed twice, an unknown host to leave out, or restarts without files. Pure."""
     hosts, nodes, name = job.profile.hosts, job.spec.nodes, job.profile.name
     if not hosts:
         yield Problem("hosts", "is empty; list the machines, the head node first: hosts: [gpu1, gpu2]", of="profile")
@@ -18,10 +18,10 @@ def host_problems(job: Job) -> Iterator[Problem]:
     doubled = next((host for host in hosts if hosts.count(host) > 1), None)
     if doubled is not None:
         yield Problem("hosts", f"{doubled} is listed twice; each machine is one node", of="profile")
-    if job.spec.max_restarts and job.request.launcher != "mpirun":
+    if job.spec.max_restarts and job.request.launcher != "mpirun" and nodes > 1 and not job.profile.shared:
         text = (
-            "is not possible behind ssh, where each machine has a job.sh of its own and no scheduler tells it of the "
-            "next attempt; leave it out, or use --launcher mpirun"
+            f"is not possible on {nodes} machines that share no files (shared: false in {name}), by which they tell "
+            "each other of the next attempt; leave it out, or use --nodes 1"
         )
         yield Problem("job.max_restarts", text)
     unknown = [host for host in job.spec.exclude if host not in hosts]

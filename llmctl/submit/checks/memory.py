@@ -1,4 +1,4 @@
-"""Check of a training run's memory against the devices of its nodes, by the estimate of ``llmctl plan``."""
+"""Checks of a training run against the devices of its nodes, by the estimate of ``llmctl plan``."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,12 @@ from trainer.planning.schedule.placement import ScheduleError
 
 
 def memory_warnings(job: Job) -> list[str]:
-    """Warning about a training run that probably does not fit into its devices."""
+    """Warnings about a training run that may not fit into its devices, is tight, or is slower than need be."""
     plan = _memory_plan(job)
-    if plan is None or plan.fits:
+    if plan is None:
         return []
-    return [f"may not fit: {plan.why_not}; llmctl plan suggests a change"]
+    too_large = [] if plan.fits else [f"may not fit: {plan.why_not}; llmctl plan suggests a change"]
+    return too_large + plan.remarks
 
 
 def memory_problems(job: Job) -> Iterator[Problem]:

@@ -139,7 +139,7 @@ def _limit_problems(job: Job) -> Iterator[Problem]:
     yield from _scheduler_problems(job)
     if request.reservation is not None:
         return
-    nodes, time_s = request.nodes, request.time_s
+    nodes, time_s = request.nodes + request.spare_nodes, request.time_s
     limits = _limits(job)
     most = _strictest((limit.max_nodes, whose) for limit, whose in limits)
     if most is not None and nodes > most[0]:
@@ -186,10 +186,11 @@ def _limits(job: Job) -> list[tuple[_Limits, str]]:
         found.append((general.interactive, f"interactive jobs on {profile.name}"))
     if general.without_group is not None and not request.group:
         found.append((general.without_group, f"jobs without a group on {profile.name}"))
+    nodes = request.nodes + request.spare_nodes
     if own is None or own.max_time is None:  # a queue's time limit replaces the limits by number of nodes
         for most, longest in general.time_by_nodes:
-            if request.nodes <= most:
-                size = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
+            if nodes <= most:
+                size = f"{nodes} node{'s' if nodes > 1 else ''}"
                 found.append((QueueLimits(max_time=longest), f"{profile.name} for {size}"))
                 break
     return found

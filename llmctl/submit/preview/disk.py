@@ -4,8 +4,8 @@ from llmctl.submit.preview.place import counted
 from trainer.config.train_config import TrainConfig
 from trainer.planning.estimate.devices import GIB
 
-_WEIGHT, _MOMENTS = 4, 8
-"""Bytes per parameter of a checkpoint: the weight in float32, and Adam's two moments."""
+_WEIGHT = 4
+"""Bytes per parameter of a checkpoint's weights, in float32."""
 
 
 def checkpoints_text(config: TrainConfig, parameters: int, free_bytes: int) -> str:
@@ -17,7 +17,9 @@ def checkpoints_text(config: TrainConfig, parameters: int, free_bytes: int) -> s
         free_bytes: on the file system of the checkpoints.
     """
     number = checkpoints_kept(config)
-    each = parameters * (_WEIGHT + (0 if config.checkpoint.no_save_optim else _MOMENTS))
+    optimizer = config.optimizer
+    moments = 0 if config.checkpoint.no_save_optim else sum(map(optimizer.moment_bytes, optimizer.moments))
+    each = parameters * (_WEIGHT + moments)
     if config.checkpoint.save_hugging_face:
         each += parameters * (2 if config.training.bf16 or config.training.fp16 else 4)
     total = number * each

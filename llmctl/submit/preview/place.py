@@ -65,7 +65,8 @@ def place_rows(job: Job) -> list[tuple[str, str]]:
     request, profile = job.request, job.profile
     if job.cost is not None:
         queue = f", queue {request.queue}" if request.queue else ""
-        place = f"{job.cost}{queue}"
+        spares = f", {request.spare_nodes} of the nodes spare" if request.spare_nodes else ""
+        place = f"{job.cost}{queue}{spares}"
     else:
         where = ", ".join(request.hosts) if request.hosts else "this machine"
         place = f"{counted(request.nodes, 'node')} x {counted(request.ranks_per_node, 'rank')} on {where}"

@@ -69,6 +69,9 @@ class Prediction:
         bubble_fraction: share of the time in which a pipeline rank waits for another.
         node_hours: node-hours of the whole run.
         cost: of the whole run; None: the nodes cost none.
+        limits: share of the iteration: bubble, messages (of tp, cp and ep), recompute, data_parallel, optimizer.
+        remarks: sentences on a run that is tight, or much slower on this hardware than with other choices.
+        tight: True if the run fits, but with less room than predictions are wrong by.
     """
 
     fits: bool
@@ -81,6 +84,9 @@ class Prediction:
     bubble_fraction: float
     node_hours: float
     cost: PredictedCost | None
+    limits: Mapping[str, float]
+    remarks: Sequence[str]
+    tight: bool
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values."""
@@ -128,8 +134,7 @@ def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
         planned = plan_run(inputs.training, inputs.vocabulary, inputs.device, inputs.nodes, inputs.gpus_per_node)
     except ConfigError as error:
         raise config_error(error) from None
-    hours = planned.step.total * planned.config.full_iters * inputs.nodes / 3600
-    rate = None if inputs.resource is None else inputs.resource.points_per_hour
+    hours, cost = charge(inputs, planned)
     return planned, Prediction(
         fits=planned.fits,
         why_not=planned.why_not,
@@ -140,8 +145,18 @@ def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
         tflops_per_device=planned.tflops,
         bubble_fraction=planned.step.times.bubble_fraction,
         node_hours=hours,
-        cost=None if rate is None else {"points": rate * hours, "unit": inputs.unit},
+        cost=cost,
+        limits=planned.limits,
+        remarks=planned.remarks,
+        tight=planned.is_tight,
     )
+
+
+def charge(inputs: PlanInputs, planned: RunPlan) -> tuple[float, PredictedCost | None]:
+    """Node-hours of the whole run, and its cost; None: the nodes cost none."""
+    hours = planned.step.total * planned.config.full_iters * inputs.nodes / 3600
+    rate = None if inputs.resource is None else inputs.resource.points_per_hour
+    return hours, None if rate is None else {"points": rate * hours, "unit": inputs.unit}
 
 
 def config_error(error: ConfigError) -> ConfigFileError:

@@ -116,7 +116,7 @@ def _estimate(planned: RunPlan | str, config: TrainConfig) -> str:
     device, total = planned.device, planned.step.total * config.full_iters
     step = "full step" if config.changes_batch_size else "step"
     memory = f"{planned.worst.total / GIB:.2g} of {device.memory / GIB:.3g} GiB"
-    fits = "" if planned.fits else " (does not fit)"
+    fits = "" if planned.verdict == "fits" else f" ({planned.verdict})"
     took = duration_text(total) if total >= 1 else "less than 1 s"
     return f"{memory}{fits}, {took} at {planned.step.total:.2g} s a {step}, on {device.name}"
 

@@ -2,10 +2,14 @@
 
 All members of a group enter the same collectives in the same order. A member with a larger number of entered
 collectives waits for those with the smallest; a member that is inside a message of the pipeline may wait for any other
-stage. A rank that waits for nobody, and that somebody waits for, is a cause: the others are its victims.
+stage. A rank that waits for nobody, and that somebody waits for, is a cause: the others are its victims. Nodes that the
+network has cut off are told first: there every rank may wait (cuts.py).
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from .cuts import Cut, Network, Side, find_cut
+from .names import MOST_NAMED, rank_words
 
 STEP_S = 8.0
 """Patience with a rank in a step, beside the time of an iteration: heartbeats are written once a second."""
@@ -20,6 +24,7 @@ _PATIENCE_S = {
     "evaluation": 1800.0,
     "checkpoint": 1800.0,
     "export": 3600.0,
+    "profile": 1800.0,
     "switching the kernels": 300.0,
 }
 """Patience with phases that may be long without a collective. Reads, writes and user's code have no known time."""
@@ -31,7 +36,9 @@ SIGN_S = 5.0
 UNWRITTEN_S = 8.0
 """Age of the sign of life above which a process that others wait for is stopped."""
 STOPPED_S = 60.0
-"""The same for a rank in a phase that may be long: a slow file system delays the signs of a living rank."""
+"""The same in a phase in which all ranks use the file system at once, which delays the signs of a living rank."""
+_BETWEEN_STEPS = ("data", "logging", "hooks")
+"""Phases of each iteration. While the file system keeps all ranks waiting, none of them waits for another one."""
 STANDSTILL_S = 30.0
 """Silence of all ranks that is a hang at the least, where none tells that it waits."""
 _ENDED = ("completed", "stopped", "failed")
@@ -39,7 +46,6 @@ _OF_MESSAGES = ("pp", "pp_up")
 """Groups whose members differ in the number of their messages."""
 _BESIDE = ("save",)
 """Groups of threads beside the training, which no step waits for."""
-_MOST_NAMED = 4
 
 
 class Point(NamedTuple):
@@ -52,6 +58,7 @@ class Point(NamedTuple):
         inside: the collective that the rank is in; empty outside of any.
         group: name of that collective's group; empty if unknown.
         is_first_step: True in the first step of the attempt.
+        network: connections of a rank that waits.
     """
 
     rank: int
@@ -64,11 +71,13 @@ class Point(NamedTuple):
     inside: str = ""
     group: str = ""
     is_first_step: bool = False
+    network: Network = Network()
 
     @property
     def is_stopped(self) -> bool:
         """True if the process gives no sign of life."""
-        return self.unwritten_s > (UNWRITTEN_S if self.phase in _STEP_PHASES else STOPPED_S)
+        is_of_iteration = self.phase in _STEP_PHASES or self.phase in _BETWEEN_STEPS
+        return self.unwritten_s > (UNWRITTEN_S if is_of_iteration else STOPPED_S)
 
     @property
     def has_ended(self) -> bool:
@@ -85,7 +94,7 @@ class Hang(NamedTuple):
     """A hang: its ranks, and the sentence that names them.
 
     Attributes:
-        causes: ranks that do not come; empty if all ranks wait and none of them is behind.
+        causes: ranks that do not come, or whose node does not answer; empty if all ranks wait and none is behind.
         silent_s: seconds since the last progress.
     """
 
@@ -111,10 +120,15 @@ def find_hang(points: Sequence[Point], iteration_time_s: Optional[float]) -> Opt
     silent_s = min(min(silent), max(point.silent_s for point in waiting))
     if silent_s <= max(patience_s(point, iteration_time_s) for point in causes or waiting):
         return None
+    cut = _cut_of(points)
+    # A rank that is behind may be a victim: the next message to it is lost.
+    if cut is not None and not any(cause.is_stopped for cause in causes):
+        rest = f"no progress for {silent_s:.0f} s" if causes else _mutual(waiting, len(points), silent_s).sentence
+        return Hang(cut.ranks, f"{cut.sentence}; {rest}", silent_s)
     if not causes:
         return _mutual(waiting, len(points), silent_s)
-    named = "; ".join(_cause(cause, waits, silent_s) for cause in causes[:_MOST_NAMED])
-    more = f"; and {len(causes) - _MOST_NAMED} more" if len(causes) > _MOST_NAMED else ""
+    named = "; ".join(_cause(cause, waits, silent_s) for cause in causes[:MOST_NAMED])
+    more = f"; and {len(causes) - MOST_NAMED} more" if len(causes) > MOST_NAMED else ""
     return Hang(tuple(cause.rank for cause in causes), named + more, silent_s)
 
 
@@ -139,16 +153,12 @@ def find_standstill(points: Sequence[Point], iteration_time_s: Optional[float]) 
     return Hang((first.rank,), f"no progress for {silent_s:.0f} s: {first.name}{others}", silent_s)
 
 
-def rank_words(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 2 and 3``, ``ranks 0 to 6``, ``ranks 0, 2, 3, 5 and 60 more``."""
-    ranks = sorted(ranks)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    if len(ranks) > _MOST_NAMED + 1:
-        return f"ranks {', '.join(map(str, ranks[:_MOST_NAMED]))} and {len(ranks) - _MOST_NAMED} more"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+def _cut_of(points: Sequence[Point]) -> Optional[Cut]:
+    # The facts of a stopped process are as old as its sign of life.
+    ages = [0.0 if point.is_stopped else point.unwritten_s for point in points]
+    return find_cut(
+        [Side(point.rank, point.host, point.network, age, point.silent_s) for point, age in zip(points, ages)]
+    )
 
 
 class _Waits:
@@ -171,11 +181,17 @@ class _Waits:
         return bool(self.awaited_groups(point)) or (bool(point.inside) and not self._is_left(point))
 
     def _is_left(self, point: Point) -> bool:
-        """True if a rank is in a collective that the others have left, for a later one of the same group."""
+        """True if a rank is in a collective that the others have left, for a later one of the same or another group."""
         if point.group in _OF_MESSAGES or point.group not in point.groups:
             return False
         first, number = point.groups[point.group]
-        return self._most[point.group, first] > number
+        key = (point.group, first)
+        return self._most[key] > number or (self._least[key] == number and self._is_behind(point))
+
+    def _is_behind(self, point: Point) -> bool:
+        """True if other ranks wait for a rank in a collective that it has not entered."""
+        keys = [(name, first) for name, (first, _) in point.groups.items() if name not in (*_OF_MESSAGES, *_BESIDE)]
+        return any(point.groups[key[0]][1] == self._least[key] < self._most[key] for key in keys)
 
     def awaited_groups(self, point: Point) -> List[Tuple[str, int]]:
         """Groups in which a rank waits for others."""
@@ -290,7 +306,7 @@ def _mutual(waiting: Sequence[Point], ranks: int, silent_s: float) -> Hang:
     is_alone = len(ordered[0][1]) < len(ordered[-1][1])
     causes = tuple(point.rank for point in ordered[0][1]) if is_alone else ()
     parts = []
-    for what, points in ordered[:_MOST_NAMED]:
+    for what, points in ordered[:MOST_NAMED]:
         who = points[0].name if len(points) == 1 else rank_words([point.rank for point in points])
         parts.append(f"{who} in {what}")
     sentence = f"no progress for {silent_s:.0f} s: ranks wait for each other, {', '.join(parts)}"

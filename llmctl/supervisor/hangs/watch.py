@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..restarts import last_rows
 from ..settings import JobSettings
+from .cuts import read_network
 from .waiting import Hang, Point, find_hang, find_standstill
 
 LOOK_S = 1.0
@@ -44,12 +45,14 @@ class HangWatch:
 
     Attributes:
         sentence: on the present hang; empty without one.
+        ranks: for which the others wait in the present hang; empty without one, or if no rank is behind.
         is_over: True once the hang has lasted for ``job.hang_timeout_s``.
     """
 
     def __init__(self, job: JobSettings, folder: str) -> None:
         """Watch the attempt in this folder."""
         self.sentence = ""
+        self.ranks: Tuple[int, ...] = ()
         self.is_over = False
         self._run_dir = job.run_dir
         self._timeout_s = job.hang_timeout_s
@@ -105,7 +108,7 @@ class HangWatch:
         is_new = not self.sentence
         if is_new:
             self._began, self._is_noticed = self._clock, False
-        self.sentence = hang.sentence
+        self.sentence, self.ranks = hang.sentence, hang.causes
         if self._timeout_s:
             self.is_over = self._clock - self._began >= max(self._timeout_s, LEAST_S)
         return is_new
@@ -154,5 +157,6 @@ class HangWatch:
                 inside=str(inside.get("name", "")),
                 group=str(inside.get("group", "")),
                 is_first_step=first is not None and iteration <= int(first),
+                network=read_network(values.get("network")),
             )
         return None

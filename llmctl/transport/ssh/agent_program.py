@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmctl.supervisor import trust
+from llmctl.supervisor.bad_nodes import entries
 from llmctl.transport import commands, file_reads, file_writes, processes
 from llmctl.transport.ssh.frames import FrameError, FrameReader, pack
 from llmctl.transport.ssh.login_environment import login_environment
@@ -56,6 +57,7 @@ class Agent:
             "make_folder": file_writes.make_folder,
             "make_own_folder": file_writes.make_own_folder,
             "why_distrusted": trust.why_distrusted,
+            "read_bad_nodes": entries.read_entries,
             "remove": file_writes.remove,
             "link": file_writes.link,
             "take_lock": file_writes.take_lock,

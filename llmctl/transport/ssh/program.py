@@ -11,6 +11,7 @@ from llmctl.errors import SchedulerError
 _MODULES = {
     "llmctl.transport.ssh.agent_program": (
         "supervisor.trust",
+        "supervisor.bad_nodes.entries",
         "transport.file_reads",
         "transport.file_writes",
         "transport.processes",
@@ -47,7 +48,7 @@ def add(name):
     parent, _, last = name.rpartition(".")
     if parent: setattr(sys.modules[parent], last, module)
     return module
-for name in ("llmctl", "llmctl.supervisor", "llmctl.transport", "llmctl.transport.ssh"):
+for name in ("llmctl", "llmctl.supervisor", "llmctl.supervisor.bad_nodes", "llmctl.transport", "llmctl.transport.ssh"):
     add(name).__path__ = []
 for name, source in {sources!r}:
     exec(compile(source, name, "exec"), add(name).__dict__)

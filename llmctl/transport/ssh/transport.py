@@ -168,6 +168,11 @@ class RemoteTransport:
         reason: str = self._look("why_distrusted", run_dir, contents)
         return reason
 
+    def read_bad_nodes(self, runs_root: str) -> Mapping[str, Any]:
+        """See llmctl.supervisor.bad_nodes.entries."""
+        found: Mapping[str, Any] = self._look("read_bad_nodes", runs_root)
+        return found
+
     def remove(self, paths: Sequence[str]) -> None:
         """See file_writes."""
         self._call("remove", list(paths))

@@ -22,7 +22,7 @@ CONFIG = {
 }
 KEYS = [
     *("fits", "why_not", "memory_bytes", "peak_memory_bytes", "iteration_time_s", "tokens_per_s_per_device"),
-    *("tflops_per_device", "bubble_fraction", "node_hours", "cost"),
+    *("tflops_per_device", "bubble_fraction", "node_hours", "cost", "limits", "remarks", "tight"),
 ]
 
 
@@ -63,8 +63,88 @@ def test_best_layout_of_a_search_is_a_valid_config(capsys):
     search = ["--device", "H100", "--nodes", "2", "--gpus-per-node", "4", "--search", "--output", "best.yaml"]
     assert main(["plan", "c.yaml", *search]) == 0
     first = capsys.readouterr().out.splitlines()[1].split()[0]
-    assert main(["plan", "best.yaml", "--device", "H100", "--nodes", "2", "--gpus-per-node", "4"]) == 0
-    assert f"{first} tokens/s" in capsys.readouterr().out
+    assert main(["plan", "best.yaml", "--device", "H100"]) == 0
+    text = capsys.readouterr().out
+    assert f"{first} tokens/s" in text and "2 nodes x 4 H100" in text
+
+
+@pytest.mark.usefixtures("place")
+def test_layouts_of_a_search_as_json_have_cost_and_settings(capsys):
+    assert main(["plan", "c.yaml", "--cluster", "bed", "--nodes", "2", "--search", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["layouts", "nearest", "compared"] and found["nearest"] is None
+    speeds = [row["tokens_per_s_per_device"] for row in found["layouts"]]
+    assert speeds == sorted(speeds, reverse=True) and found["compared"] > len(speeds)
+    best = found["layouts"][0]
+    assert best["cost"]["points"] == pytest.approx(2 * best["node_hours"])
+    settings = [part for key, value in best["settings"].items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    assert main(["plan", "c.yaml", "--cluster", "bed", "--nodes", "2", "--json", *settings]) == 0
+    assert json.loads(capsys.readouterr().out)["iteration_time_s"] == pytest.approx(best["iteration_time_s"])
+
+
+@pytest.mark.usefixtures("place")
+def test_a_search_marks_layouts_with_little_room(capsys):
+    search = ["plan", "c.yaml", "--device", "V100-16GB", "--gpus-per-node", "2", "--nodes", "1", "--search", *HALF]
+    assert main([*search, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["layouts"]
+    marks = [row["peak_memory_bytes"] * 1.25 > 15.7 * 2**30 for row in rows]
+    assert [row["tight"] for row in rows] == marks and set(marks) == {True, False}
+    assert main(search) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines()[1:] if line[28:].strip() and line[:10].strip()]
+    assert [line.endswith(", tight") for line in lines] == marks
+
+
+@pytest.mark.usefixtures("place")
+def test_a_search_without_a_layout_says_why(capsys):
+    search = ["plan", "c.yaml", "--device", "V100-16GB", "--gpus-per-node", "1", "--nodes", "1", "--search"]
+    assert main([*search, "--set", "model.num_layers=200"]) == 1
+    text = capsys.readouterr()
+    assert text.out == ""
+    assert "no layout fits on 1 x 1 V100-16GB: tp 1 pp 1 dp 1, mbs 1, recompute all" in text.err
+    assert main([*search, "--svg", "x.svg"]) == 2
+    assert "--svg: draws one layout" in capsys.readouterr().err
+
+
+HALF, WHOLE = ["--set", "training.bf16=false", "--set", "training.fp16=true"], ["--set", "training.bf16=false"]
+
+
+def planned(capsys, *arguments):
+    """The prediction, as JSON."""
+    assert main(["plan", "c.yaml", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_precision_that_the_device_lacks_is_slow_and_said(capsys):
+    v100, h100 = ("--device", "V100-32GB", "--nodes", "2"), ("--device", "H100", "--nodes", "2")
+    bf16, fp16, single = (planned(capsys, *v100, *settings) for settings in ([], HALF, WHOLE))
+    assert bf16["iteration_time_s"] > 3 * fp16["iteration_time_s"] and fp16["remarks"] == []
+    assert bf16["remarks"] == [
+        "V100-32GB has no bf16: products run in float32 at 15.7 instead of 125 TFLOP/s; use training.fp16 instead of "
+        "training.bf16"
+    ]
+    assert single["remarks"] == [
+        "products run in float32 at 15.7 TFLOP/s; with training.fp16 V100-32GB reaches up to 125"
+    ]
+    fast, slow = planned(capsys, *h100), planned(capsys, *h100, *WHOLE)
+    assert slow["iteration_time_s"] > 4 * fast["iteration_time_s"] and fast["remarks"] == []
+    assert slow["remarks"] == ["products run in float32 at 66.9 TFLOP/s; with training.bf16 H100 reaches up to 989.4"]
+
+
+@pytest.mark.usefixtures("place")
+def test_messages_that_leave_the_node_are_said_by_plan_and_submit(capsys):
+    across = ["--cluster", "bed", "--nodes", "2", *HALF, "--set", "parallel.tensor_model_parallel_size=4"]
+    said = (
+        "tensor parallelism 4 leaves a node of 2 devices, and waits for the slower links between nodes in every layer"
+    )
+    assert main(["plan", "c.yaml", *across]) == 0
+    text = capsys.readouterr()
+    shares = next(line for line in text.out.splitlines() if line.startswith("  limits"))
+    assert said in text.err and shares.startswith("  limits    of the step: messages ")
+    assert main(["submit", "c.yaml", *across, "--show-script", "--time", "1:00:00"]) == 0
+    assert said in capsys.readouterr().err
+    within = planned(capsys, "--cluster", "bed", "--nodes", "2", *HALF)
+    assert within["remarks"] == [] and within["limits"]["messages"] == 0 < within["limits"]["optimizer"]
 
 
 @pytest.mark.usefixtures("place")

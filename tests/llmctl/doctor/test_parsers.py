@@ -15,7 +15,8 @@ from llmctl.doctor.probes import (
     parse_sections,
     probe_script,
 )
-from llmctl.doctor.python import ARCHITECTURES, judge_driver, judge_python, runs_on
+from llmctl.doctor.python import judge_driver, judge_python, runs_on
+from llmctl.doctor.torch_wheels import ARCHITECTURES
 
 
 def test_each_question_has_a_separate_answer():

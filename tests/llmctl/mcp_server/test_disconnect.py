@@ -104,6 +104,7 @@ def test_a_submission_that_has_begun_is_done_first(lab, end):
         assert sbatch in children_of(server)
         (lab / "hold").write_text("go\n")
         wait_for_ends([server, sbatch])
+        client.wait(HANG_S)  # it writes the exit code of the server into a pipe that is still open
     (lab / "hold").unlink()
     (run,) = (lab / "runs").glob("new-*")
     (submission,) = json.loads((run / "run.json").read_text())["submissions"]

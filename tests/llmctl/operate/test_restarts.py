@@ -4,21 +4,13 @@ import json
 import re
 
 import pytest
-import yaml
 
 from llmctl.cli.main import main
 from llmctl.submit import render
+from tests.llmctl.operate.faulty_training import write_training
 from tests.llmctl.submit.test_submit import attempt_of, ending
 from tests.waiting import wait_for
 
-CONFIG = {
-    "model": {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 1},
-    "training": {"train_iters": 8, "seq_length": 16, "global_batch_size": 4, "kernel_backend": "reference"},
-    "optimizer": {"lr": 1e-3},
-    "data": {"mock_data": True},
-    "checkpoint": {"save_interval": 3},
-    "job": {"nodes": 2, "code": ["faults.py"], "max_restarts": 1},
-}
 FAULTS = """
 import os, signal, time
 if os.environ.get("BROKEN"):
@@ -38,12 +30,7 @@ def rate(step, config):
 
 @pytest.fixture
 def place(home, monkeypatch):
-    """A working directory with a config and the module ``faults``."""
-    work = home / "work"
-    work.mkdir()
-    (work / "c.yaml").write_text(yaml.safe_dump(CONFIG))
-    (work / "faults.py").write_text(FAULTS)
-    monkeypatch.chdir(work)
+    monkeypatch.chdir(write_training(home, FAULTS, 8, {"checkpoint": {"save_interval": 3}, "job": {"max_restarts": 1}}))
     return home
 
 
@@ -153,7 +140,8 @@ def test_the_classes_are_those_of_the_supervisor():
     from llmctl.supervisor import restarts
     from trainer.config.sections.job import JobConfig
 
-    supervisors = {getattr(restarts, name) for name in ("KILLED", "LOST_PEER", "HANG", "NODE", "ERROR", "UNKNOWN")}
+    names = ("KILLED", "LOST_PEER", "HANG", "NODE", "ROLL_BACK", "ERROR", "UNKNOWN")
+    supervisors = {getattr(restarts, name) for name in names}
     assert supervisors == set(DEFAULT_RESTARTS) - {restarts.OUT_OF_MEMORY}
     assert set(RESTART_CLASSES) == supervisors | {restarts.NOT_FINITE, restarts.OUT_OF_MEMORY}
     assert JobConfig(restart_on=",".join(RESTART_CLASSES)).restart_on == [*RESTART_CLASSES]

@@ -124,6 +124,24 @@ def state_and_detail(job, attempt=None, **changes):
             ),
         ),
         (
+            queue("failed", "FAILED", exit_code=137),
+            AttemptFacts(1, outcome=Outcome("stopped", 50, NOW - 2)),
+            (
+                "failed",
+                "stopped at iteration 50 according to the trainer; the job failed (FAILED), by signal 9 before "
+                "exit.json could be written; llmctl resume demo-1 continues",
+            ),
+        ),
+        (
+            queue("cancelled", "CANCELLED by 1001"),
+            AttemptFacts(1, outcome=Outcome("stopped", 50, NOW - 2)),
+            (
+                "cancelled",
+                "stopped at iteration 50 according to the trainer; the job was cancelled, not by llmctl (CANCELLED by "
+                "1001) before exit.json could be written; llmctl resume demo-1 continues",
+            ),
+        ),
+        (
             queue("completed", "COMPLETED", exit_code=0),
             AttemptFacts(1),
             ("completed", "the scheduler reports success (COMPLETED); there is no exit.json"),

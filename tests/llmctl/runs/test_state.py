@@ -108,6 +108,16 @@ def test_a_rank_without_an_error_report_is_named_if_the_others_only_lost_it():
     )
 
 
+def test_the_only_rank_is_named_by_its_heartbeat_if_the_output_tells_only_its_signal():
+    line = "failed (exitcode: -9) local_rank: 0 (pid: 8348) of binary: /bin/python"
+    ending = Ending(137, "failed", None, NOW, "", output_kind="killed", output_line=line)
+    beats = (heartbeat(0, 9, phase="save"), heartbeat(1, 9))
+    alone = decide(facts(GONE, AttemptFacts(1, ending=ending, heartbeats=beats[:1]))).detail
+    assert alone == "rank 0 on n1 (phase save, iteration 7) ended without an error report (killed, or out of memory?)"
+    many = decide(facts(GONE, AttemptFacts(1, ending=ending, heartbeats=beats))).detail
+    assert many.startswith(f"killed by a signal: {line}; ")
+
+
 def test_a_rank_whose_own_socket_cannot_be_opened_is_the_cause():
     lost = RankError(1, "", "n1", 0, "DistNetworkError", "Connection reset by peer", NOW - 9)
     bound = RankError(0, "", "n1", 0, "DistNetworkError", "The server socket has failed to listen: EADDRINUSE", NOW - 8)

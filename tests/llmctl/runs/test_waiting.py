@@ -8,6 +8,7 @@ import pytest
 from llmctl.runs.facts import AttemptFacts, Ending, Heartbeat, RankError, parse_heartbeat
 from llmctl.runs.hang import hanging_ranks, lagging_ranks
 from llmctl.runs.state import decide
+from llmctl.supervisor.hangs.cuts import Network, Unanswered
 from tests.llmctl.runs.test_state import NOW, ended, facts
 
 STEP = "forward and backward"
@@ -54,6 +55,18 @@ HANGS = {
     "stopped in a collective that the others have left": (
         [at(0, "world 5", WAITS), at(1, "world 4", WAITS, written_s=20)],
         [1],
+    ),
+    "held in a collective that all have entered, and one has left for another group": (
+        [at(0, "world 100, dp 26", WAITS, phase="optimizer"), at(1, "world 99, dp 26", "wait dp")],
+        [1],
+    ),
+    "the same with two that have left it": (
+        [at(0, "world 100, dp 26", WAITS), at(1, "world 99, dp 26", "wait dp"), at(2, "world 100, dp 26", WAITS)],
+        [1],
+    ),
+    "two in collectives of different groups, each without the other": (
+        [at(0, "world 100, dp 25", WAITS), at(1, "world 99, dp 26", "all_reduce dp")],
+        [],
     ),
     "stopped in the collective that the others wait in": (
         [at(0, "world 5", WAITS), at(1, "world 5", WAITS, written_s=20)],
@@ -206,6 +219,14 @@ def test_a_living_rank_that_waits_for_a_long_save_is_not_taken_for_stopped():
     assert "is stopped" in told(at(0, "world 5", WAITS, 90, phase="checkpoint"), replace(slow, written=NOW - 80))
 
 
+@pytest.mark.parametrize("phase", ["data", "logging", "hooks"])
+def test_a_rank_that_is_stopped_between_two_steps_is_told_as_soon_as_one_in_a_step(phase):
+    stopped = at(1, "world 4", "", 20, phase=phase, written_s=20)
+    assert "is stopped, or its node does not answer" in told(at(0, "world 5", WAITS, 20), stopped)
+    # A file server that keeps all ranks waiting.
+    assert told(at(0, "world 4", "", 20, phase=phase, written_s=20), stopped) == ""
+
+
 def test_ranks_that_compute_alone_have_the_patience_of_their_phase():
     alone = at(0, "world 5", "", 100, phase="evaluation")
     assert told(alone) == ""
@@ -245,3 +266,102 @@ def test_numbers_that_cannot_be_read_are_left_out():
     assert (beat.written, beat.first_iteration) == (7.0, 2)
     broken = parse_heartbeat(json.dumps({**values, "groups": [], "inside": "x"}).encode())
     assert (broken.groups, broken.inside) == ({}, "")
+
+
+def cut(beat, *silent, silent_s=12.0, retransmissions=5, addresses=None):
+    """A heartbeat on host nN with the address 10.0.0.N, and the ranks on hosts that do not answer."""
+    unanswered = tuple(Unanswered(f"10.0.0.{rank}", 900, retransmissions, silent_s) for rank in silent)
+    own = (f"10.0.0.{beat.rank}",) if addresses is None else addresses
+    return replace(beat, network=Network(own, unanswered), written=NOW)
+
+
+def waiting(rank):
+    return at(rank, "world 5", WAITS)
+
+
+def test_a_node_that_answers_none_of_several_others_is_named_alone():
+    star = [cut(waiting(0), 2), cut(waiting(1), 2), cut(waiting(2), 0, 1), cut(waiting(3))]
+    assert told(*star) == (
+        "n2 (rank 2) does not answer: n0 and n1 have sent to it for 12 s without an answer, and it to them; "
+        "no progress for 20 s: all ranks are in all_reduce 5 of world"
+    )
+    assert causes(*star) == [2]
+    ring = [cut(waiting(0)), cut(waiting(1), 2), cut(waiting(2), 0)]
+    assert told(*ring).startswith(
+        "n2 (rank 2) does not answer: n1 has sent to it for 12 s without an answer, and it to n0; no progress for 20 s"
+    )
+    assert causes(*ring) == causes(*reversed(ring)) == [2]
+
+
+def test_all_ranks_of_a_node_that_does_not_answer_are_causes():
+    of_n2 = [replace(cut(waiting(rank), 0, addresses=("10.0.0.2",)), host="n2") for rank in (2, 3)]
+    beats = [cut(waiting(0)), cut(waiting(1), 2), *of_n2]
+    assert told(*beats).startswith("n2 (ranks 2 and 3) does not answer: n1 has sent to it ")
+    assert causes(*beats) == [2, 3]
+
+
+def test_a_cut_between_two_nodes_names_both_and_blames_none():
+    both = [cut(waiting(0), 1), cut(waiting(1), 0)]
+    assert told(*both) == (
+        "n0 and n1 do not reach each other: n0 has sent to n1 for 12 s without an answer, and n1 to n0; "
+        "no progress for 20 s: all ranks are in all_reduce 5 of world"
+    )
+    assert causes(*both) == []
+    # A third node that answers does not tell which of the two is at fault.
+    assert causes(*both, cut(waiting(2))) == []
+    one_way = told(cut(waiting(0)), cut(waiting(1), 0), cut(waiting(2)))
+    assert one_way.startswith("n0 and n1 do not reach each other: n1 has sent to n0 for 12 s without an answer; ")
+
+
+def test_nobody_is_blamed_if_a_network_between_many_is_cut():
+    ring = [cut(waiting(0), 1), cut(waiting(1), 2), cut(waiting(2), 0)]
+    assert told(*ring).startswith(
+        "nodes do not reach each other for 12 s: n0 and n1; n0 and n2; n1 and n2; no progress"
+    )
+    assert causes(*ring) == []
+    halves = [cut(waiting(0), 2), cut(waiting(1), 3), cut(waiting(2), 0), cut(waiting(3), 1)]
+    assert causes(*halves) == []
+    # A dead switch looks like this while the first rank collects.
+    collected = [cut(waiting(0)), cut(waiting(1), 0), cut(waiting(2), 0)]
+    assert told(*collected).startswith("n1 and n2 do not reach n0: they have sent to it for 12 s without an answer; no")
+    sent_out = [cut(waiting(0), 1, 2), cut(waiting(1)), cut(waiting(2))]
+    assert told(*sent_out).startswith("n0 does not reach n1 and n2: it has sent to them for 12 s without an answer; no")
+    assert causes(*collected) == causes(*sent_out) == []
+
+
+def test_a_rank_whose_messages_are_lost_is_not_behind_by_its_own_fault():
+    """n1 has entered the next collective; n0 and n2 wait for messages in the one before, because n2 is cut off."""
+    beats = [cut(at(0, "world 4", WAITS)), cut(at(1, "world 5", WAITS), 2), cut(at(2, "world 4", WAITS), 0)]
+    assert causes(*(replace(beat, network=Network()) for beat in beats)) == [0, 2]
+    assert told(*beats).startswith("n2 (rank 2) does not answer: ") and told(*beats).endswith("; no progress for 20 s")
+    assert causes(*beats) == [2]
+
+
+@pytest.mark.parametrize(
+    "beats",
+    [
+        [cut(waiting(0), 1, silent_s=2.0), cut(waiting(1), 0, silent_s=2.0)],
+        [cut(waiting(0), 1, retransmissions=1), cut(waiting(1))],
+        [cut(waiting(0), 9), cut(waiting(1))],
+        [cut(waiting(0), 1, addresses=("10.0.0.0", "10.0.0.1")), cut(waiting(1))],
+        [replace(cut(waiting(0), 1), host="n0"), replace(cut(waiting(1)), host="n0")],
+    ],
+    ids=["a moment", "one lost packet", "a machine without ranks", "an address of several hosts", "one host"],
+)
+def test_other_silent_connections_are_no_cut(beats):
+    assert told(*beats) == "no progress for 20 s: all ranks are in all_reduce 5 of world"
+
+
+def test_a_stopped_rank_is_told_before_its_connections():
+    beats = [cut(waiting(0), 1), replace(cut(waiting(1)), written=NOW - 20)]
+    assert "is stopped, or its node does not answer" in told(*beats)
+    assert causes(*beats) == [1]
+
+
+def test_connections_that_cannot_be_read_are_left_out():
+    values = {"rank": 1, "host": "n1", "iteration": 3, "phase": "data", "time": 5.0}
+    network = {"addresses": ["10.0.0.1", 7], "unanswered": [["10.0.0.2", 900, 5, 12.5], ["10.0.0.3", None, 5, 1], 7]}
+    beat = parse_heartbeat(json.dumps({**values, "network": network}).encode())
+    assert beat.network == Network(("10.0.0.1",), (Unanswered("10.0.0.2", 900, 5, 12.5),))
+    for broken in (None, [], {"addresses": 3, "unanswered": "x"}):
+        assert parse_heartbeat(json.dumps({**values, "network": broken}).encode()).network == Network()

@@ -24,7 +24,7 @@ def test_a_folder_is_listed_before_a_file_in_it_is_checked(tmp_path):
         "def listdir(folder):\n    print(folder, flush=True)\n    return read(folder)\n"
         "os.listdir = listdir\n"
         "from llmctl.supervisor.node import guard\n"
-        f"sys.exit(-guard(['sleep', '60'], dict(os.environ), '{tmp_path}/.end'))\n"
+        f"sys.exit(-guard(['sleep', '60'], dict(os.environ), '{tmp_path}/.end').status)\n"
     )
     guard = subprocess.Popen(["python3", "-c", program], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     looks = [guard.stdout.readline() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Defaults of pretrain_bert.py and pretrain_t5.py, which are not those of GPT."""
+"""Programs in front of the training program, and the defaults of pretrain_bert.py and pretrain_t5.py."""
 
 from __future__ import annotations
 
@@ -102,3 +102,27 @@ def test_a_gelu_that_megatron_fuses_with_its_bias_is_the_approximation(
     given = T5_DATA if program == "pretrain_t5" else DATA
     imported = read(f"torchrun {program}.py {given} --vocab-file v.txt {flags}", tmp_path)
     assert build_config(imported.sections).model.activation == activation
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "gpus"),
+    [
+        ("torchrun --nproc_per_node 4 -m pretrain_gpt", 1, 4),
+        ("torchrun --nproc_per_node=4 --module megatron.pretrain_gpt", 1, 4),
+        ("torchrun --nproc_per_node 4 --no_python python -m megatron.pretrain_gpt", 1, 4),
+        ("timeout -k 30 --signal=TERM 5h torchrun --nproc_per_node 4 pretrain_gpt.py", 1, 4),
+        (
+            "nsys profile -s none -t nvtx,cuda -o out -f true torchrun --nproc_per_node 4 pretrain_gpt.py",
+            1,
+            4,
+        ),
+        ("accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 --multi_gpu pretrain_gpt.py", 2, 4),
+        ("python -m accelerate.commands.launch --num_machines 2 --num_processes 8 -m pretrain_gpt", 2, 4),
+        ("aprun -n 8 -N 4 -cc depth python ./pretrain_gpt.py", 2, 4),
+        ("conda run -n megatron --no-capture-output torchrun --nproc_per_node 4 pretrain_gpt.py", 1, 4),
+    ],
+)
+def test_programs_in_front_give_the_sizes_of_the_job(line: str, nodes: int, gpus: int, tmp_path: Path) -> None:
+    sections = read(f"{line} {FLAGS} --micro-batch-size 1 --global-batch-size 8", tmp_path).sections
+    assert sections["model"]["num_layers"] == 2
+    assert (sections["job"].get("nodes", 1), sections["job"]["gpus_per_node"]) == (nodes, gpus)

@@ -43,6 +43,8 @@ def test_a_time_without_a_unit_or_of_another_form_is_refused(text):
             {"max_restarts": 1, "restart_on": ["rain"]},
             "job.restart_on: 'rain' is none of killed, lost_peer, hang, node",
         ),
+        ({"preflight": "deep"}, "job.preflight: 'deep' is not valid: give off or quick"),
+        ({"preflight": "quick", "command": ["true"]}, "job.preflight: a COMMAND has none, as the trainer itself"),
         ({"hang_timeout_s": 29}, "job.hang_timeout_s: 29 is not valid: give 30 or more, or 0 to end no run"),
         ({"restart_on": ["killed"]}, "job.restart_on: there are no restarts; give --max-restarts N"),
     ],

@@ -115,6 +115,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
     for attempt, command in enumerate((["resume", "warm"], ["status", "warm"]), 1):
         wait_for((folder / f"runs/warm/attempts/{attempt}/exit.json").exists, f"the end of attempt {attempt}")
         assert main(command, environ) == 0
+    for command in (["interactive", "--run", "warm", "--", "true"], ["cancel", "warm"]):
+        assert main(command, environ) in (0, 5)
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ class NoMachine:
     def home(self) -> str:
         raise AssertionError("home was asked for")
 
-    def stat_paths(self, paths: list[str]) -> None:
-        raise AssertionError(f"stat_paths was asked for {len(paths)} paths")
+    def read_bad_nodes(self, runs_root: str) -> None:
+        raise AssertionError(f"the list of bad nodes in {runs_root} was asked for")
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_dry_run_asks_the_other_machine_nothing(context, tmp_path):
     generated, unchecked = dry.warnings
     assert generated.startswith("data.mock_data: generated data has no tokenizer")
     assert unchecked == f"not checked on {HOST}: /work/runs, /work/runs/r"
-    with pytest.raises(AssertionError, match="stat_paths was asked for"):
+    with pytest.raises(AssertionError, match="the list of bad nodes in /work/runs was asked for"):
         plan(context)
     write_profile(tmp_path / "here")
     with pytest.raises(AssertionError, match="home was asked for"):

@@ -10,7 +10,7 @@ import pytest
 
 from llmctl.supervisor import ends
 from llmctl.supervisor.attempt import Attempt
-from llmctl.supervisor.cause import cause_of_failure, code_of_cause
+from llmctl.supervisor.cause import cause_of_failure, code_of_cause, launchers_error
 from tests.llmctl.supervisor.test_supervisor import ending, run_job, settings
 from tests.waiting import HANG_S, wait_for
 
@@ -160,6 +160,25 @@ def test_the_part_that_failed_first_gives_the_exit_code(tmp_path, own, launcher,
     assert code_of_cause(str(tmp_path), launcher) == code
 
 
+@pytest.mark.parametrize(("own", "code"), [(3, 3), (1, 1), (137, 137), (143, 143)])
+def test_the_node_that_failed_first_gives_the_exit_code_of_a_command(tmp_path, own, code):
+    """srun ends the other node by SIGTERM, and exits with the highest code."""
+    program = f'touch "$LLMCTL_HOSTFILE"; cp "$LLMCTL_RUN_DIR"/ended-* "$LLMCTL_ATTEMPT_DIR"; exit {max(own, 143)}\n'
+    record_end(tmp_path, "node-00000", 143, 15, 8.0)
+    record_end(tmp_path, "node-00001", own, max(0, own - 128), 7.0)
+    assert run_job(tmp_path, program, nodes=2).wait(HANG_S) == code
+    assert (ending(tmp_path)["code"], ending(tmp_path)["reason"]) == (code, "failed")
+
+
+def test_a_command_that_was_stopped_has_the_code_of_its_launcher(tmp_path):
+    """The supervisor kills what is left of a stopped run, and a node may still record that."""
+    copy = 'cp "$LLMCTL_RUN_DIR"/ended-* "$LLMCTL_ATTEMPT_DIR"'
+    program = f'touch "$LLMCTL_HOSTFILE"; {copy}; touch "$LLMCTL_ATTEMPT_DIR/cancel"; sleep {HANG_S}\n'
+    record_end(tmp_path, "node-00000", 137, 9, 8.0)
+    assert run_job(tmp_path, program, nodes=2).wait(HANG_S) == 143
+    assert (ending(tmp_path)["code"], ending(tmp_path)["signal"]) == (143, "TERM")
+
+
 def test_the_part_that_a_signal_ended_first_is_the_cause(tmp_path):
     attempt, job = Attempt(1, str(tmp_path)), settings(tmp_path, nodes=2, is_training=True)
     record_end(tmp_path, "node-00000", 143, 15, 8.0)
@@ -181,3 +200,13 @@ def test_the_last_words_are_the_cause_if_no_rank_began(tmp_path):
     assert cause_of_failure(job, attempt, "", "srun: error: no node\n") == "srun: error: no node"
     (tmp_path / "heartbeat").mkdir()
     assert cause_of_failure(job, attempt, "", log) == ""
+
+
+def test_a_task_that_the_launcher_ended_itself_is_not_the_cause():
+    own, ended = (
+        "srun: error: n2: task 1: Exited with exit code 126",
+        "srun: error: n1: task 0: Exited with exit code 143",
+    )
+    assert launchers_error(f"{own}\nsrun: launch/slurm: _step_signal\n{ended}\n") == own
+    assert launchers_error(f"{ended}\n") == ended
+    assert launchers_error(f"{own}\nsrun: error: n1: task 0: Terminated\n") == own

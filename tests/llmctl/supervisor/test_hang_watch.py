@@ -163,3 +163,15 @@ sleep {HANG_S}
     job = run_job(tmp_path, script, is_training=True, stop_grace_s=int(HANG_S))
     assert job.wait(HANG_S / 2) == 7
     assert ending(tmp_path)["reason"] == "failed"
+
+
+def test_a_node_that_the_network_cuts_off_is_a_cause(tmp_path):
+    bed = Bed(tmp_path, ranks=3, timeout_s=0)
+    silent = {0: [], 1: ["10.0.0.2"], 2: ["10.0.0.0", "10.0.0.1"]}
+    for _ in range(20):
+        for rank, peers in silent.items():
+            network = {"addresses": [f"10.0.0.{rank}"], "unanswered": [[peer, 48, 5, 6.0] for peer in peers]}
+            bed.beat(rank, bed.now, 1, network=network)
+        bed.step(1)
+    assert bed.watch.sentence.startswith("n2 (rank 2) does not answer: n1 has sent to it for ")
+    assert bed.watch.ranks == (2,)

@@ -72,3 +72,24 @@ def test_a_killed_agent_leaves_no_stopped_rank(tmp_path):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert read_ends(str(folder))["node-00001"].signal == signal.SIGKILL
+
+
+@pytest.mark.parametrize("end_by", ["file", "command"])
+def test_the_launcher_of_the_ranks_dies_with_the_process_that_watches_it(tmp_path, end_by):
+    """A scheduler may kill that process alone; the ranks end by themselves once their launcher is gone."""
+    folder = tmp_path / "attempts/1"
+    folder.mkdir(parents=True)
+    (folder / "job.sh").write_text(
+        "exec bash -c 'echo $$ >\"$LLMCTL_RUN_DIR/launcher\"; while :; do sleep 0.1; done'\n"
+    )
+    job = run_job(tmp_path, "", "--end-by", end_by, "node", "1", "-", "-", "1", is_training=True)
+    wait_for(lambda: (tmp_path / "launcher").exists() and (tmp_path / "launcher").read_text(), "the launcher")
+    pid = int((tmp_path / "launcher").read_text())
+    try:
+        assert Path(f"/proc/{pid}/exe").exists()
+        job.kill()
+        assert job.wait(HANG_S) == -signal.SIGKILL
+        wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the end of the launcher")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

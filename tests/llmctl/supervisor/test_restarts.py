@@ -17,6 +17,7 @@ from llmctl.supervisor.restarts import (
     RankFailure,
     Reached,
     class_of,
+    culprits_of,
     fruitless_attempts,
     read_history,
     read_rank_failures,
@@ -35,6 +36,36 @@ def error(kind: str, message: str = "", code: int = 1, when: float = 2.0) -> Ran
     return RankFailure(kind, message, False, code, when)
 
 
+def unfit(*culprits: str, words: str = "preflight: node n3 (rank 5): clock", when: float = 2.0) -> RankFailure:
+    return RankFailure("NodeError", words, False, 1, when, culprits)
+
+
+@pytest.mark.parametrize(
+    ("failure", "culprits"),
+    [
+        (Failure(1, ranks=(LOST, unfit("n3"))), ["n3"]),
+        (Failure(1, ranks=(unfit("n3", "n4"), error("OSError", when=3.0))), ["n3", "n4"]),
+        (Failure(1, ranks=(unfit("n3"), error("OSError", when=1.0))), None),
+        (Failure(1, ranks=(unfit("n3"),), verdict="hang"), None),
+        (Failure(1, ranks=(unfit(),)), None),
+        (Failure(1, ranks=(LOST,), lost_node=True), None),
+    ],
+)
+def test_the_nodes_at_fault_are_those_of_the_first_own_error(failure: Failure, culprits: "list[str] | None") -> None:
+    assert culprits_of(failure).get("culprits") == culprits
+
+
+@pytest.mark.parametrize(
+    ("value", "read"), [(["n1", 7, "n2"], ("n1", "n2")), ("n1", ()), (7, ()), (None, ()), ({"n1": 1}, ())]
+)
+def test_hostile_names_of_nodes_are_left_out(tmp_path: Path, value: object, read: "tuple[str, ...]") -> None:
+    (tmp_path / "errors").mkdir()
+    values = {"type": "NodeError", "message": "", "consequence": False, "time": 1, "exit_code": 1, "culprits": value}
+    (tmp_path / "errors/rank-00000.json").write_text(json.dumps(values))
+    (found,) = read_rank_failures(str(tmp_path))
+    assert found.culprits == read
+
+
 @pytest.mark.parametrize(
     ("failure", "expected"),
     [
@@ -48,12 +79,16 @@ def error(kind: str, message: str = "", code: int = 1, when: float = 2.0) -> Ran
         (Failure(143, parts=(ENDED,), lost_node=True), "node"),
         (Failure(137, ranks=(LOST,), verdict="hang"), "hang"),
         (Failure(1, ranks=(LOST, error("NonFiniteError", "losses of the last 10 steps"))), "not_finite"),
+        (Failure(1, ranks=(LOST, error("RollBackError", "the loss of iteration 52"))), "roll_back"),
+        (Failure(1, ranks=(LOST, error("LossSpikeError", "the loss of iteration 52"))), "spike"),
         (Failure(1, ranks=(error("OutOfMemoryError", "CUDA out of memory. Tried to allocate"),)), "out_of_memory"),
         (Failure(1, ranks=(error("MemoryError"),)), "out_of_memory"),
         (Failure(1, ranks=(error("OSError", "[Errno 12] Cannot allocate memory"),)), "out_of_memory"),
         (Failure(1, ranks=(error("CheckpointError", "cannot be written: No space left on device"),)), "disk"),
         (Failure(1, ranks=(error("OSError", "[Errno 122] Disk quota exceeded: 'x'"),)), "disk"),
         (Failure(3, ranks=(error("DataError", "data.data_path: no file", 3),)), "config"),
+        (Failure(1, ranks=(LOST, unfit("n3"))), "node"),
+        (Failure(1, ranks=(unfit(words="x: [Errno 28] No space left on device, expected room"),)), "disk"),
         (Failure(2), "config"),
         (Failure(1, ranks=(error("ZeroDivisionError", when=1.0), error("ConfigError", code=3))), "error"),
         (Failure(1, ranks=(error("AcceleratorError", "CUDA error: an illegal memory access"), LOST)), "error"),

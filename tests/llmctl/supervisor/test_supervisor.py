@@ -34,7 +34,22 @@ PYTHON = os.environ.get("LLMCTL_TEST_SUPERVISOR_PYTHON", sys.executable)
 FILES = sorted((PACKAGE / "supervisor").rglob("*.py"))
 # All standard modules that the supervisor imports; each of them exists in Python 3.6.
 STANDARD = {
-    *("abc", "argparse", "contextlib", "fcntl", "hashlib", "importlib", "json", "os", "pwd", "re", "select", "shlex"),
+    *(
+        "abc",
+        "argparse",
+        "contextlib",
+        "ctypes",
+        "fcntl",
+        "hashlib",
+        "importlib",
+        "json",
+        "math",
+        "os",
+        "pwd",
+        "re",
+        "select",
+        "shlex",
+    ),
     *("shutil", "signal", "socket", "stat", "subprocess", "sys", "time", "types", "typing", "urllib"),
 }
 
@@ -165,6 +180,18 @@ def test_a_job_that_does_not_end_after_its_signal_is_killed(tmp_path, is_trainin
     assert time.monotonic() - began > 10
     assert (tmp_path / "attempts/1/stop").exists()
     assert ending(tmp_path)["reason"] == ("failed" if is_training else "stopped")
+
+
+def test_ranks_that_have_saved_were_stopped_whatever_becomes_of_their_launcher(tmp_path):
+    """scancel and a requeue of Slurm signal srun too, which exits with 1."""
+    outcome = """echo '{"reason": "stopped", "iteration": 3, "time": 1}' >"$LLMCTL_ATTEMPT_DIR/outcome.json"; exit 1"""
+    loop = 'trap ended TERM; touch "$LLMCTL_HOSTFILE"; while :; do sleep 0.1; done\n'
+    job = run_job(tmp_path, f"ended() {{ {outcome}; }}\n{loop}", is_training=True, stop_grace_s=1)
+    wait_for((tmp_path / "attempts/1/hostfile").exists, "the launcher")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(HANG_S) == 1
+    found = ending(tmp_path)
+    assert (found["reason"], found["signal"], found.get("class")) == ("stopped", "TERM", None)
 
 
 def test_a_launcher_that_must_not_be_killed_sees_its_nodes_killed_first(tmp_path):
@@ -314,7 +341,7 @@ def test_a_machine_without_heartbeats_is_lost_and_a_failed_one_is_reported(tmp_p
     Path(attempt.folder, "beat-00001").write_text("0\n")
     Path(attempt.folder, "exit-00002.json").write_text('{"code": 4}')
     found = [failure for _ in range(20) for failure in peers.poll()]
-    assert [(failure.node, failure.code) for failure in found] == [(2, 4), (1, 1)]
+    assert [(failure.node, failure.code, failure.is_silent) for failure in found] == [(2, 4, False), (1, 1, True)]
     assert found[0].sentence == "node 2 (c) ended with exit code 4"
     assert found[1].sentence == "node 1 (b) has sent no heartbeat for 5 s"
     assert peers.all_have_ended

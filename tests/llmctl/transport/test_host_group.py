@@ -143,9 +143,14 @@ def test_the_first_hosts_that_are_not_excluded_are_used():
     assert message == "job.exclude g2: lab has no such host; there are g1, me@g2, g3"
     (message,) = problems_of(replace(job, exclude=("g1", "g3")))
     assert message == "job.exclude leaves 1 of the 3 hosts of lab for 2 nodes; exclude fewer, or lower nodes"
-    (message,) = problems_of(replace(job, max_restarts=2))
-    assert message.startswith("job.max_restarts is not possible behind ssh") and "--launcher mpirun" in message
-    assert problems_of(replace(job, max_restarts=2, launcher="mpirun")) == []
+    restarting = replace(job, max_restarts=2)
+    assert problems_of(restarting) == []
+    (message,) = problems_of(restarting, shared=False)
+    assert message.startswith(
+        "job.max_restarts is not possible on 2 machines that share no files (shared: false in lab)"
+    )
+    assert problems_of(replace(restarting, nodes=1), shared=False) == []
+    assert problems_of(replace(restarting, launcher="mpirun"), shared=False) == []
 
 
 def asked_for(job, **changes):

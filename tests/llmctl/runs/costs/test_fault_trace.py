@@ -54,6 +54,19 @@ def test_faults_at_one_time_end_one_attempt_and_those_of_each_start_are_a_crash_
     assert "have trained and saved nothing beyond iteration" in replay(loop, whole).refused[0]
 
 
+def test_a_node_that_fails_again_and_again_is_left_out_and_no_other_one(tmp_path):
+    # Its repairs take no time, so that the job takes it again at once: all 400 nodes are the job's.
+    bad = [("n7", 3.0 * number, 0.000001) for number in range(1, 100)]
+    others = [(f"n{100 + number}", 3.0 * number + 1, 0.000001) for number in range(1, 100)]
+    found = replay(trace_of(tmp_path, [*bad, *others]), Case(400, 10.0, 50.0, 1.0, 60.0))
+    assert (found.left_out, found.innocent) == (["n7"], [])
+
+
+def test_faults_by_chance_leave_no_node_out(events):
+    found = replay(events, Case(300, 10.0, 50.0, 1.0, 60.0, wrong=0.5))
+    assert found.faults > 100 and found.left_out == []
+
+
 def test_more_faults_shorten_the_interval_of_saves(events):
     intervals = replay(events, CASE).intervals
     assert intervals[-1] != intervals[0] and min(intervals) > 0

@@ -20,6 +20,11 @@ def test_a_rank_that_is_busier_in_every_window_is_named_with_its_host():
     assert [one.rank for one in slow_ranks(beats[:2])] == [1]
 
 
+def test_a_rank_that_the_others_wait_for_nearly_all_the_time_is_named():
+    beats = [beat(0, 0.13, 0.14, 0.0, 0.12), beat(1, 0.93, 0.91, 0.94, 0.94)]
+    assert [one.rank for one in slow_ranks(beats)] == [1]
+
+
 @pytest.mark.parametrize(
     "beats",
     [

@@ -4,12 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from llmctl.runs.metrics import MetricsTable, parse_row
 from llmctl.runs.series import reading
 from llmctl.runs.series.columns import parse_columns
 from llmctl.runs.series.curves import run_curves
 from llmctl.runs.series.history import RunHistory
 from llmctl.runs.series.reading import MetricsSource, read_histories
 from llmctl.transport.file_reads import FileRead, read_parts
+from trainer.config.records.row_fields import FIELDS
 
 KEYS = ("*_loss", "grad_norm")
 
@@ -59,6 +61,22 @@ def test_a_resume_drops_the_steps_behind_its_checkpoint_and_counts_them():
     assert (history.attempts[1].undone_iterations, history.attempts[1].undone_s) == (3, 1.5)
     assert (history.attempts[1].first_iteration, history.attempts[1].last_iteration) == (1, 7)
     assert (history.attempts[2].undone_iterations, history.attempts[2].first_iteration) == (0, 5)
+
+
+OTHERS = sorted({field.when for field in FIELDS.values() if field.when.startswith(("a ", "tasks"))})
+
+
+@pytest.mark.parametrize("when", OTHERS)
+def test_a_row_of_another_thing_than_a_step_may_come_after_later_steps(when):
+    """As that of a save or copy beside training, which has the iteration of its state."""
+    late = {name: 3 for name, field in FIELDS.items() if field.when in (when, "every row")} | {"iteration": 1}
+    text = line(1) + line(2) + json.dumps({**late, "attempt": 1}) + "\n" + line(3)
+    assert columns(history_of(text)) == {1: 8.0, 2: 7.0, 3: 6.0}
+    assert history_of(text).attempts[1].undone_iterations == 0
+    table = MetricsTable()
+    for one in text.splitlines():
+        table.add(parse_row(one.encode()))
+    assert [row["lm_loss"] for row in table.train.values()] == [8.0, 7.0, 6.0]
 
 
 def test_a_row_of_an_attempt_that_lost_the_run_does_not_count():

@@ -98,3 +98,13 @@ def test_the_container_runtime_is_searched_with_the_modules_of_the_profile(place
     assert submit("--container", "ubuntu") == 3
     assert "no such module" in capsys.readouterr().err
     assert len(queued(place)) == jobs
+
+
+def test_the_folder_of_copies_is_mounted(place, capsys):
+    """A container's own /dev/shm would be gone when the run begins again."""
+    write_profile(place, container={"runtime": "pyxis"})
+    training = ["submit", "--cluster", "bed", "c.yaml", "--container", "ubuntu", "--show-script"]
+    assert main(training) == 0
+    assert "/dev/shm:/dev/shm" not in capsys.readouterr().out
+    assert main([*training, "--set", "checkpoint.copy_interval=20", "--set", "checkpoint.copy_folder=/dev/shm"]) == 0
+    assert "/dev/shm:/dev/shm" in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""`llmctl env build`: the Python environment of a site, step by step."""

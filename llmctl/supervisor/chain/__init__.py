@@ -1,0 +1,1 @@
+"""Chains: a job that ends before its run is done hands the run's next job to the scheduler."""

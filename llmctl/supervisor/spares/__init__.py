@@ -1,0 +1,1 @@
+"""Spare nodes: a later attempt of the same job leaves out a node that was the cause of a failure."""

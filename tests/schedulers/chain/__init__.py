@@ -1,0 +1,1 @@
+"""Chains of jobs on real schedulers."""

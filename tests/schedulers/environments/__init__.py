@@ -1,0 +1,1 @@
+"""``llmctl env build`` on real schedulers."""

@@ -1,0 +1,1 @@
+"""Several machines behind ssh whose supervisors begin the next attempt together."""
