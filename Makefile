@@ -9,6 +9,7 @@
 #               every instruction level of the processor: 2 days for each
 # make proofs   the table of families in docs/guide/models.md, by the tests that prove it: not measured, minutes
 # make torture  exact resume after kill -9 at 20 random instants, and after every system call of a save failed: 10 minutes
+# make faults   injected faults on this machine and on real schedulers, a table of what recovers; resumable: hours
 # make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU=--dry on the CPU: 1 minute
 # make start    CPU time of starting llmctl, beside a bare typer program: under 1 minute
 # make docs     the documentation site, in site/; fails at a broken link, a page outside the menu, or a key or flag without a text
@@ -18,7 +19,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture gpu start docs pictures clean
+.PHONY: help set-up real-tier demo check quick kernels test parity proofs torture faults gpu start docs pictures clean
 
 PYTHON_OF_VENV := .venv/bin/python
 STEP := scripts/step.sh
@@ -74,6 +75,9 @@ proofs: set-up
 torture: set-up
 	@$(PYTHON_OF_VENV) -m tests.resume_torture </dev/null
 	@$(PYTHON_OF_VENV) -m tests.save_faults </dev/null
+
+faults: set-up
+	@$(PYTHON_OF_VENV) -m tests.faults </dev/null
 
 # No set-up: a machine with a GPU has its own Python with torch, and often no network (scripts/gpu_wheels.sh).
 gpu:

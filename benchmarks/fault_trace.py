@@ -6,7 +6,8 @@
 The trace has the faults of 400 nodes over 348 days (InfiniteHBD, SIGCOMM 2025). A job runs on some of these nodes all
 the time. A fault on one of its nodes ends the attempt; ``llmctl.supervisor.restarts`` decides whether another one
 begins, on healthy nodes of the cluster. The interval of saves is the one that ``llmctl status`` advises, from the
-faults met so far.
+faults met so far. Each failure goes to the ledger of bad nodes, with the wrong node now and then; nodes that
+``llmctl.supervisor.bad_nodes.innocence`` blames are left out of later attempts, as ``llmctl submit`` does.
 """
 
 import argparse
@@ -19,6 +20,9 @@ from pathlib import Path
 
 from llmctl.runs.costs.save_interval import FaultCount, advise
 from llmctl.site.job import DEFAULT_RESTARTS
+from llmctl.submit.bad_nodes.left_out import COUNTS_S, SHARE
+from llmctl.supervisor.bad_nodes.innocence import LEAST_FAILURES, blamed
+from llmctl.supervisor.bad_nodes.ledger import FIRST, OK, Row
 from llmctl.supervisor.restarts import Failure, History, Reached, class_of, refusal
 from llmctl.supervisor.settings import JobSettings
 
@@ -40,6 +44,7 @@ class Case:
         step_s: of an iteration.
         max_restarts: budget of restarts.
         by_hand_s: until a person continues a run that was not begun again.
+        wrong: share of the failures for which another node than the one at fault seems to be the first.
     """
 
     nodes: int
@@ -50,6 +55,7 @@ class Case:
     step_s: float = 10.0
     max_restarts: int = 2000
     by_hand_s: float = 8 * 3600.0
+    wrong: float = 0.1
 
 
 @dataclass
@@ -67,6 +73,8 @@ class Replay:
         restarts: that were decided on.
         refused: reasons for which no attempt began.
         intervals: advised iterations between two saves, of each attempt.
+        left_out: nodes that were blamed.
+        innocent: those of them that had met the job with fewer than LEAST_FAILURES faults of their own.
     """
 
     useful: float = 0.0
@@ -79,6 +87,8 @@ class Replay:
     restarts: int = 0
     refused: list[str] = field(default_factory=list)
     intervals: list[int] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    innocent: list[str] = field(default_factory=list)
 
     @property
     def wall(self) -> float:
@@ -126,6 +136,8 @@ class Job:
         self._now, self._by_hand_until, self._begins, self._trains_from = 0.0, 0.0, 0.0, case.start_s
         self._iterations, self._reached = 0.0, [Reached(1, 0, 0)]
         self._settings = _settings(case)
+        self._ledger: list[Row] = []
+        self._own, self._seen, self._listed = Counter[str](), Counter[str](), dict[str, float]()
         self._interval = self._advised()
 
     def take(self, event: Event) -> None:
@@ -133,7 +145,7 @@ class Job:
         self._advance(event.time)
         self._down[event.node] += 1 if event.is_begin else -1
         if event.is_begin and event.node in self._placed:
-            self._fail()
+            self._fail(event.node)
         elif self._waits:
             self._place()
 
@@ -159,13 +171,14 @@ class Job:
             account.recovery += max(0.0, min(time, self._trains_from) - self._now) - by_hand
         self._now = time
 
-    def _fail(self) -> None:
+    def _fail(self, node: str) -> None:
         """End the attempt by a lost node, decide, and place the next one. Before an attempt, only place it."""
         account, case = self.account, self._case
         if self._now < self._begins:
             self._place()
             return
         account.faults += 1
+        self._note(node)
         trained, saved = self._count(lost_counts=True)
         self._reached.append(Reached(len(self._reached) + 1, trained, saved))
         kind = class_of(Failure(1, lost_node=True))
@@ -204,12 +217,37 @@ class Job:
         self._iterations += kept / case.step_s
         return newest, int(self._iterations)
 
+    def _note(self, node: str) -> None:
+        """Write a failure to the ledger, as a run of its own, and list a node that is blamed."""
+        others = sorted(self._placed - {node})
+        seen = self._chance.choice(others) if others and self._chance.random() < self._case.wrong else node
+        self._own[node] += 1
+        self._seen[seen] += 1
+        run = str(self.account.faults)
+        self._ledger += [Row(each, run, 1, FIRST if each == seen else OK) for each in sorted(self._placed)]
+        if self._seen[seen] < LEAST_FAILURES:
+            return
+        for blame in blamed(self._ledger):
+            if blame.node not in self._listed:
+                self.account.left_out.append(blame.node)
+                if self._own[blame.node] < LEAST_FAILURES:
+                    self.account.innocent.append(blame.node)
+            self._listed[blame.node] = self._now + COUNTS_S
+
     def _place(self) -> None:
-        """Replace the job's unhealthy nodes by healthy ones of the cluster, as far as there are any."""
+        """Replace the job's unhealthy and listed nodes by healthy ones of the cluster, as far as there are any."""
         lost = sorted(node for node in self._placed if self._down[node] > 0)
         free = [node for node in self._names if node not in self._placed and self._down[node] <= 0]
-        taken = self._chance.sample(free, min(len(lost), len(free)))
-        self._placed = self._placed - set(lost[: len(taken)]) | set(taken)
+        bad = {node for node, until in self._listed.items() if until > self._now}
+        good = [node for node in free if node not in bad]
+        worse = sorted(bad & self._placed - set(lost))[: len(self._names) // SHARE]
+        count = min(len(lost), len(free))
+        taken = self._chance.sample(good, min(count, len(good)))
+        taken += self._chance.sample([node for node in free if node in bad], count - len(taken))
+        left = [node for node in good if node not in taken]
+        exchanged = self._chance.sample(left, min(len(worse), len(left)))
+        gone = {*lost[: len(taken)], *worse[: len(exchanged)]}
+        self._placed = self._placed - gone | {*taken, *exchanged}
 
     def _advised(self) -> int:
         case, met = self._case, FaultCount(self.account.faults, self._case.nodes * self._now / _DAY_S)
@@ -265,9 +303,9 @@ def table(events: Sequence[Event], cases: Sequence[Case] = CASES, seeds: int = 5
     """Lines of a table, a row per case: the least ETTR of several placements, and means of the others."""
     yield (
         "| nodes | recovery s | save s | ETTR, least | ETTR, mean | faults | restarts | refused | save every | "
-        "lost steps | recovery | saves | by hand | waiting for nodes |"
+        "lost steps | recovery | saves | by hand | waiting for nodes | left out | innocent |"
     )
-    yield "| --- " * 14 + "|"
+    yield "| --- " * 16 + "|"
     for case in cases:
         found = [replay(events, case, seed) for seed in range(seeds)]
         assert all(each.restarts <= case.max_restarts for each in found)
@@ -282,7 +320,8 @@ def table(events: Sequence[Event], cases: Sequence[Case] = CASES, seeds: int = 5
         yield (
             f"| {case.nodes} | {case.end_s + case.start_s:g} | {case.save_s:g} | {100 * least:.2f}% | "
             f"{share('useful')} | {faults:.0f} | {restarts:.0f} | {by_hand:.1f} | {save_s / 60:.0f} min | "
-            f"{share('lost')} | {share('recovery')} | {share('saves')} | {share('by_hand')} | {share('no_nodes')} |"
+            f"{share('lost')} | {share('recovery')} | {share('saves')} | {share('by_hand')} | {share('no_nodes')} | "
+            f"{sum(len(each.left_out) for each in found)} | {sum(len(each.innocent) for each in found)} |"
         )
 
 
@@ -296,8 +335,11 @@ begin again (`llmctl/supervisor/restarts.py`) with its crash loop and its budget
 and the interval of saves (`llmctl/runs/costs/save_interval.py`), from the published rate at first, and after three
 faults from those met so far.
 
-A lost node is replaced by a healthy one of the cluster. With a scheduler, that takes a new submission, which a person
-makes today; its time in the queue is not in the recovery. Nodes are not excluded, and so no innocent one is.
+A lost node is replaced by a healthy one of the cluster, as by a spare node of the job, or by the next job of a chain,
+whose time in the queue is not in the recovery. Each failure goes to the ledger of bad nodes, a tenth of them with
+another node of the job as the first to fail. "Left out" counts, over all placements, the nodes that
+`llmctl/supervisor/bad_nodes/innocence.py` blames, and "innocent" those of them that had met the job with fewer than
+three faults of their own. A node of this trace that was replaced is seldom taken again, so few meet the job often.
 Recovery times: 60 s is a goal; 222 s and 2,334 s are the median and mean that OLMo Hybrid reports for 512 GPUs. A save
 of 1 s is one beside the training, complete after a minute; one of 30 s stops the training. An iteration takes 10 s.
 ETTR leaves out the waiting for nodes, as in a queue; shares are of the other time.

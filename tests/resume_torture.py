@@ -65,7 +65,11 @@ VARIANTS = {
         "logging": {"log_interval": 3},
     },
     "pp2": {"parallel": {"pipeline_model_parallel_size": 2}},
-    "zero1 bf16": {"training": {"bf16": True}, "parallel": {"use_distributed_optimizer": True}},
+    "zero1 bf16, bf16 moments, remainders": {
+        "training": {"bf16": True},
+        "optimizer": {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16", "store_param_remainders": True},
+        "parallel": {"use_distributed_optimizer": True},
+    },
     "zero3 fp16": {
         "training": {"fp16": True, "initial_loss_scale": 2.0**24, "loss_scale_window": 4, "hysteresis": 1},
         "parallel": {"data_parallel_sharding_strategy": "optim_grads_params"},

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_corpus import __main__ as command
-from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, config_outcome, outcome_of, tried
+from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, outcome_of, tried
 from benchmarks.published_corpus.small_config import small_config
 from benchmarks.published_corpus.table import kind_of
 from benchmarks.published_corpus.texts import commits_of, model_configs_of, scripts_of
 from benchmarks.published_corpus.trials import TRAINS, Trials
 from llmctl.scripts.import_script import import_script
+from tests.llmctl.scripts.test_model_config import FLAGS as MODEL_ARGS
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 FLAGS = (
@@ -24,21 +25,10 @@ ASKS = f"""#!/bin/bash
 PROGRAM=pretrain_gpt.py
 torchrun --nproc_per_node 1 $PROGRAM {FLAGS} --load $1 --lr-warmup-iters $WARMUP
 """
-CONFIG = """ENV_VARS:
+CONFIG = f"""ENV_VARS:
   NCCL_ALGO: Ring
-MODEL_ARGS:
-  --num-layers: 2
-  --hidden-size: 32
-  --num-attention-heads: 4
-  --seq-length: 16
-  --micro-batch-size: 1
-  --global-batch-size: 2
-  --train-iters: 10
-  --lr: 0.0001
-  --mock-data: true
-  --tokenizer-type: NullTokenizer
-  --vocab-size: 100
-  --save: ${CHECKPOINT_SAVE_PATH}
+{MODEL_ARGS}  --data-path: ${{DATA_PATH}}/text
+  --save: ${{CHECKPOINT_SAVE_PATH}}
   --timing-log-level: 0
 """
 
@@ -79,7 +69,8 @@ def test_questions_are_answered_by_their_names(corpus: Path) -> None:
 
 
 def test_flags_of_a_functional_test_are_a_training_line(corpus: Path) -> None:
-    assert config_outcome(model_configs_of(corpus)[0], NOW).kind == IMPORTED
+    found = outcome_of(model_configs_of(corpus)[0].path, NOW)
+    assert (found.kind, dict(found.given).keys()) == (IMPORTED, {"DATA_PATH"})
 
 
 def test_an_imported_config_is_trained_at_a_small_size(corpus: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "families": {"config"},
         "planning": {"config", "families"},
         "process": {"config"},
+        "preflight": {"config", "process"},
         "hooks": {"config", "distributed"},
         "trackers": {"config", "hooks", "process"},
         "distributed": {"config", "planning"},
@@ -81,7 +82,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
                 "ops",
                 "optimizer",
             ),
-            *("parallel_model", "pipeline", "planning", "process", "trackers"),
+            *("parallel_model", "pipeline", "planning", "preflight", "process", "trackers"),
         },
         "generation": {
             *("checkpoint", "config", "conversion", "data", "distributed", "hub", "model", "ops", "parallel_model"),
@@ -105,8 +106,10 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "commands": {"errors", "indexed", "prepare", "tokenizers"},
     },
     "trainer.model": {
+        "initial_values": {"shard_box"},
+        "sharding": {"initial_values", "shard_box"},
         "norm": {"sharding"},
-        "mlp": {"sharding", "tensor_parallel"},
+        "mlp": {"recompute", "sharding", "tensor_parallel"},
         "context": {"cache", "context_parallel", "linear_bias", "rotary", "tensor_parallel"},
         "dropout": {"context"},
         "attention": {"context", "context_parallel", "dropout", "norm", "recompute", "sharding", "tensor_parallel"},
@@ -129,7 +132,8 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "attention": {"build"},
         "cross_entropy_reference": {"loss_terms"},
         "cross_entropy": {"autograd", "cross_entropy_reference", "loss_terms", "operation"},
-        **dict.fromkeys(("adamw", "tensor_lists"), {"operation"}),
+        "adamw": {"master_halves", "operation"},
+        "tensor_lists": {"operation"},
         **dict.fromkeys(
             ("activation", "bias_dropout_add", "layer_norm", "moe_permute", "rms_norm", "rotary", "softmax"),
             {"autograd", "operation"},

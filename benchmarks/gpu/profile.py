@@ -5,7 +5,6 @@ python -m benchmarks.gpu.profile 1b --micro-batches 2 [--trace trace.json.gz]
 
 import argparse
 import json
-import re
 import time
 from collections import defaultdict
 
@@ -14,22 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.speed import OURS, SHAPES, TRAINERS, WARM_UP, step_of
-
-KINDS = (
-    ("attention", r"flash|fmha|cudnn.*(sdpa|attention)|sdpa"),
-    ("products", r"gemm|cutlass|nvjet|cublas|splitK|sm90_xmma|sm80_xmma|ampere_"),
-    (
-        "ours",
-        r"^(rms_norm|add_rms|gated_activation|activation|cross_entropy|rope|rotary|adamw|column_sums|l2_norm|tensor_)",
-    ),
-    ("messages", r"nccl"),
-    ("copies", r"Memcpy|Memset|copy"),
-)
-
-
-def kind_of(kernel: str) -> str:
-    """Kind of a kernel by its name."""
-    return next((kind for kind, pattern in KINDS if re.search(pattern, kernel, re.IGNORECASE)), "other")
+from trainer.training.profile.kinds import kind_of
 
 
 def main() -> None:

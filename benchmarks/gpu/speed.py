@@ -38,7 +38,7 @@ from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model
 from trainer.pipeline.executor import forward_backward
 from trainer.planning.build_config import build_config
-from trainer.planning.device_peaks import known_peak_tflops
+from trainer.planning.estimate.device_peaks import known_peak_tflops
 from trainer.planning.flops import flops_per_token
 from trainer.process.device import device_name, peak_memory_bytes
 

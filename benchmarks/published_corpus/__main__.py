@@ -7,7 +7,7 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.published_corpus.outcomes import Outcome, config_outcome, outcome_of, tried
+from benchmarks.published_corpus.outcomes import Outcome, outcome_of, tried
 from benchmarks.published_corpus.table import Row, page_of
 from benchmarks.published_corpus.texts import Published, commits_of, model_configs_of, scripts_of
 from benchmarks.published_corpus.trials import Trials
@@ -32,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(Path(folder)) if arguments.train else None
         scripts = [Row(one, _outcome(one, now, trials)) for one in scripts_of(arguments.folder)]
-        configs = [Row(one, config_outcome(one, now, trials)) for one in model_configs_of(arguments.folder)]
+        configs = [Row(one, _outcome(one, now, trials)) for one in model_configs_of(arguments.folder)]
     head = f"llmctl {__version__}, {now:%Y-%m-%d}: `python -m benchmarks.published_corpus FOLDER`."
     lines = page_of(scripts, configs, commits_of(arguments.folder), head)
     arguments.to.write_text("\n".join(lines) + "\n", encoding="utf-8")

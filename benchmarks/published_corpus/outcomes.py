@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,9 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-import yaml
-
-from benchmarks.published_corpus.texts import Published
 from benchmarks.published_corpus.trials import Trials
 from llmctl.errors import UsageError
 from llmctl.scripts.import_script import import_script
@@ -156,44 +151,6 @@ def tried(outcome: Outcome, path: Path, now: datetime, trials: Trials) -> Outcom
         return outcome
     found = import_script(path, "script", dict(outcome.given), now)
     return replace(outcome, trial=trials.outcome_of(found.sections))
-
-
-def config_outcome(test: Published, now: datetime, trials: Trials | None = None) -> Outcome:
-    """The outcome of a script with the program and the flags of a ``model_config.yaml``, tried by ``trials``."""
-    try:
-        flags = yaml.safe_load(test.path.read_text(encoding="utf-8"))["MODEL_ARGS"]
-    except yaml.YAMLError as error:
-        return Outcome(CRASHED, f"{type(error).__name__}: {str(error)[:80]}")
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "train.sh"
-        script.write_text(f"torchrun {next(iter(test.programs))}.py {' '.join(words_of(flags))}\n", encoding="utf-8")
-        outcome = outcome_of(script, now)
-        return outcome if trials is None else tried(outcome, script, now, trials)
-
-
-def words_of(flags: dict[str, object]) -> list[str]:
-    """Words of ``MODEL_ARGS`` for a shell: true is a flag alone; a text is words, as in Megatron-LM's test runner."""
-    words: list[str] = []
-    for flag, value in flags.items():
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, list):
-            words += [flag, *(shlex.quote(str(one)) for one in value)]
-        elif value is not False:
-            words += [flag, *(_word(one) for one in _split(str(value)))]
-    return words
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return [text]
-
-
-def _word(text: str) -> str:
-    """A word in quotes, its variables replaced by folders."""
-    return shlex.quote(re.sub(r"\$\{?(\w+)\}?", lambda found: answers_to(f"{found[1]}_PATH")[0], text))
 
 
 @contextmanager
