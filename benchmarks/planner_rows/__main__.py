@@ -19,8 +19,8 @@ PAGE = """# Predictions beside published runs
 
 `python -m benchmarks.planner_rows --to PAGE` makes this page. Each row is a run that its source reports: its shape,
 layout and batch become a config of the trainer, and `llmctl plan` predicts it with no calibration. The runs are of
-other trainers, with other kernels. Errors are predicted by measured, less 1: above 0 the prediction is too slow or too
-large.
+other trainers, with other kernels, but for those of llmctl. Errors are predicted by measured, less 1: above 0 the
+prediction is too slow or too large.
 
 - What a source does not say is assumed: layers from the number of parameters, the fewest heads of at most 128, a micro
   batch of 1 and 51,200 token ids; ZeRO and sequence parallelism as in `benchmarks/planner_rows/published.py`.
@@ -28,7 +28,10 @@ large.
 - Order: Spearman's coefficient of predicted and measured time over layouts of one model, batch and number of devices,
   of at least FEWEST runs; its median over such groups, and their number.
 - Rows without a shape, and runs in 8-bit floats, which the trainer does not have, are left out.
-- The A100's share of its data sheet was set after the even rows of Narayanan et al.
+- Links are those of most machines with the device, where the source names no slower ones.
+- All rows were in view when the shares of data sheets were set, those of llmctl first: none of them is a test of rows
+  that nobody had seen.
+- fms-fsdp shards weights within a node, which the trainer does not: its rows are planned as ZeRO-3.
 
 """
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config
-from trainer.planning.estimate.devices import DEVICES
+from trainer.planning.estimate.devices import DEVICES, Device
 from trainer.planning.estimate.plan import RunPlan, plan_run
 from trainer.planning.flops import flops_per_token
 from trainer.planning.schedule.placement import ScheduleError
@@ -33,9 +33,12 @@ class Source:
         citation: document or ``repository@commit path``.
         model: keys of the model that its shape does not tell.
         casts_logits: its trainer computes the loss from a float32 copy of the logits.
+        adds_gradients: its trainer adds the gradients of micro-batches in passes of their own.
         zero: stage where a row names none.
         sequence_parallel: with tensor parallelism, where a row does not say.
         per_node: devices of a node.
+        links: GB per second and direction of a device to others of its node, and to other nodes, where the source
+            names slower ones than most machines of that device have.
     """
 
     citation: str
@@ -44,6 +47,8 @@ class Source:
     sequence_parallel: bool = False
     per_node: int = 8
     casts_logits: bool = False
+    adds_gradients: bool = False
+    links: tuple[float, float] | None = None
 
 
 _WITH_DROPOUT = {"attention_dropout": 0.1, "hidden_dropout": 0.1, "attention_backend": "unfused"}
@@ -54,7 +59,7 @@ _LLAMA = {
     "position_embedding_type": "rope",
     "untie_embeddings_and_output_weights": True,
 }
-_MPT = {"disable_bias_linear": True, "position_embedding_type": "alibi"}
+_MPT = {"disable_bias_linear": True, "position_embedding_type": "alibi", "attention_backend": "flash"}
 SOURCES = {
     "narayanan": Source("Narayanan et al. 2021 (arXiv:2104.04473), table 1", _WITH_DROPOUT, casts_logits=True),
     "megatron-lm": Source(
@@ -65,14 +70,20 @@ SOURCES = {
     "llm-foundry": Source("mosaicml/llm-foundry@8c8dd48 scripts/train/benchmarking/README.md", _MPT),
     "nanotron": Source(
         "the Ultra-Scale Playbook, vinjn/nanotron-ultrascale-playbook@924e4d0 assets/data/benchmarks",
-        _LLAMA,
+        {**_LLAMA, "attention_backend": "flash"},
         sequence_parallel=True,
         casts_logits=True,
+        adds_gradients=True,
     ),
     "nemo-24.12": Source("NVIDIA NeMo 24.12, performance summary", {}, "1", sequence_parallel=True),
     "nemo-24.07": Source("NVIDIA/NeMo@070a0bb docs/source/performance", {}, "1", sequence_parallel=True),
     "bloom": Source(
-        "bigscience-workshop/bigscience@9e64ede train/tr11-176B-ml/chronicles-prequel.md", {}, "1", casts_logits=True
+        "bigscience-workshop/bigscience@9e64ede train/tr11-176B-ml/chronicles-prequel.md, README.md",
+        {},
+        "1",
+        casts_logits=True,
+        # 4 NVLinks of 25 GB/s to each neighbour, and 4 Omni-Path adapters of 100 Gb/s a node.
+        links=(100, 6.25),
     ),
     "gpt-1.3b": Source(
         "bigscience-workshop/bigscience@9e64ede experiments/tr3m-1B3.md",
@@ -81,6 +92,9 @@ SOURCES = {
         per_node=4,
         casts_logits=True,
     ),
+    "llmctl": Source("benchmarks/results/gpu-2026-11-26.md", _LLAMA),
+    "fms-fsdp": Source("foundation-model-stack/fms-fsdp@5a296afe README.md", _LLAMA),
+    "torchtitan": Source("pytorch/torchtitan@613bfd0cf docs/performance.md", _LLAMA, casts_logits=True),
     "gpt-2-largest": Source(
         "bigscience-workshop/bigscience@9e64ede experiments/gpt2.md", _WITH_DROPOUT, per_node=4, casts_logits=True
     ),
@@ -143,6 +157,12 @@ class PublishedRun:
         """Runs of one model on the same hardware, which differ in their layout."""
         return f"{self.source}, {self.model}, {self.devices} x {self.device}, {self.length} tokens, batch {self.batch}"
 
+    @property
+    def hardware(self) -> Device:
+        """The device, with the links of its machine."""
+        device, links = DEVICES[self.device], SOURCES[self.source].links
+        return device if links is None else replace(device, within=links[0] * 1e9, between=links[1] * 1e9)
+
     def config(self) -> TrainConfig:
         """The config.
 
@@ -167,6 +187,7 @@ class PublishedRun:
                     "pipeline_model_parallel_size": int(self.pp),
                     "context_parallel_size": int(self.cp),
                     "data_parallel_sharding_strategy": _SHARDING[zero],
+                    "no_gradient_accumulation_fusion": source.adds_gradients,
                     **(interleaved if chunks > 1 else {}),
                 },
                 "training": {
@@ -219,7 +240,7 @@ class PublishedRun:
         """
         try:
             nodes = int(self.devices) // self.per_node
-            return plan_run(self.config(), self.table_size, DEVICES[self.device], nodes, self.per_node)
+            return plan_run(self.config(), self.table_size, self.hardware, nodes, self.per_node)
         except (ConfigError, ScheduleError) as error:
             raise NotExpressedError(f"refused: {error}") from None
 
