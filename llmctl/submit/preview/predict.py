@@ -69,7 +69,7 @@ class Prediction:
         bubble_fraction: share of the time in which a pipeline rank waits for another.
         node_hours: node-hours of the whole run.
         cost: of the whole run; None: the nodes cost none.
-        limits: share of the iteration: bubble, messages (of tp, cp and ep), recompute, data_parallel, optimizer.
+        limits: share of the iteration: bubble, messages (of tp, cp, ep), recompute, data_parallel, host, optimizer.
         remarks: sentences on a run that is tight, or much slower on this hardware than with other choices.
         tight: True if the run fits, but with less room than predictions are wrong by.
     """

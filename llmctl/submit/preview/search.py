@@ -32,7 +32,7 @@ class FoundLayout:
         tokens_per_s_per_device: tokens per second and device.
         iteration_time_s: seconds per iteration.
         peak_memory_bytes: of the rank with the highest peak.
-        limits: share of the iteration: bubble, messages (of tp, cp and ep), recompute, data_parallel, optimizer.
+        limits: share of the iteration: bubble, messages (of tp, cp, ep), recompute, data_parallel, host, optimizer.
         faster: of the layouts of the same mesh that would be faster, the one that needs the least memory.
         node_hours: node-hours of the whole run.
         cost: of the whole run; None: the nodes cost none.

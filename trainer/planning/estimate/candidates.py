@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer.planning.estimate.activations import stage_bytes
+from trainer.planning.estimate.layer_time import head_seconds, host_seconds, layer_time
+from trainer.planning.estimate.links import Links
 from trainer.planning.estimate.memory import communication_bytes, state_bytes
 from trainer.planning.estimate.parameters import RankParameters, layer_parameters
-from trainer.planning.estimate.speed import Links, exposed_seconds, head_seconds, layer_time, optimizer_seconds
+from trainer.planning.estimate.speed import Hidden, exposed_seconds, optimizer_seconds
 from trainer.planning.layouts import divisors_of
 from trainer.planning.parts import block, embedding
 from trainer.planning.parts.attention import keeps_scores
@@ -120,9 +122,11 @@ class _Bounds:
         model = config.model
         kinds = [(len(layers), layers[0]) for layers in block.by_kind(model).values()]
         times = [(count, layer_time(config, layer, links)) for count, layer in kinds]
+        self.forward = sum(count * time.forward for count, time in times)
         self.backward = sum(count * time.backward for count, time in times)
-        self.of_layers = self.backward + sum(count * time.forward for count, time in times)
         self.of_head = 3 * head_seconds(config, vocab_size, links.device)
+        host = model.num_layers * sum(host_seconds(config, links.device))
+        self.of_micro_batch = max(self.forward + self.backward + self.of_head, host)
         parameters = [(count, layer_parameters(config, layer)) for count, layer in kinds]
         dense, experts = (sum(count * each[part] for count, each in parameters) for part in (0, 1))
         share = self._least_layers() / model.num_layers
@@ -138,10 +142,16 @@ class _Bounds:
         """Layers of the rank with the most layers, at least."""
         return max(1, self.config.model.num_layers // self.mesh.pp)
 
-    def _hidden(self, chunks: int) -> tuple[float, float]:
-        """As exposed_seconds takes it, at most: a virtual stage, a quarter larger than the mean, and the head."""
+    def _hidden(self, chunks: int) -> Hidden:
+        """At most: a virtual stage, a quarter larger than the mean, and the head."""
         of_stage = _LARGEST / self.mesh.pp / chunks
-        return of_stage * self.backward + self.of_head, of_stage * self.of_layers + self.of_head
+        # The host may need longer than the device.
+        forward, backward = host_seconds(self.config, self.links.device)
+        layers = self.config.model.num_layers
+        return Hidden(
+            of_stage * max(self.forward, layers * forward) + self.of_head,
+            of_stage * max(self.backward, layers * backward) + self.of_head,
+        )
 
     def candidates(self, batch: int, recompute: str) -> Iterator[Candidate]:
         """The layouts of a batch of ``batch`` samples; ``recompute``: words of what they compute again."""
@@ -150,7 +160,7 @@ class _Bounds:
         copies = mesh.dp * mesh.cp
         for schedule, chunks in _schedules(mesh.pp, layers, count):
             bubble = {"1f1b": mesh.pp - 1, "interleaved": (mesh.pp - 1) / chunks}.get(schedule, 0)
-            seconds = (self.of_layers + self.of_head) / mesh.pp * count + self.of_layers / mesh.pp * bubble
+            seconds = self.of_micro_batch / mesh.pp * count + (self.forward + self.backward) / mesh.pp * bubble
             hidden = self._hidden(chunks)
             # With zb-v the first rank has the head too, and so fewer layers than the others.
             parameters = self.inner if schedule == "zb-v" else self.first

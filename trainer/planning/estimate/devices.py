@@ -1,8 +1,9 @@
 """Devices by name: memory, speeds of data sheets, and the share of each that training reaches. Torch-free.
 
 Sources: the vendors' data sheets (NVIDIA V100, A100, H100, H200, GH200, B200; AMD MI250X, one of its two dies), float32
-without TF32, which the trainer leaves off. Memory is what the driver reports as usable. The shares are assumptions, not
-measurements of one machine.
+without TF32, which the trainer leaves off. Memory is what the driver reports as usable. The shares of the H100 and
+H200 are those of runs there (benchmarks/results/gpu-2026-11-26.md), of the V100 and A100 those of published runs
+(benchmarks/planner_rows); the others are assumptions.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Device:
         within: bytes per second and direction to another device of the node.
         between: bytes per second and direction to another node, per device.
         product_share: share of the peak that large matrix products reach.
-        attention_share: share of the peak that attention kernels reach.
+        attention_share: share of the peak that wide heads reach in the fastest attention kernel of torch.
+        flash_share: the same in version 2 of flash-attn.
     """
 
     name: str
@@ -62,6 +64,17 @@ class Device:
     between: float
     product_share: float
     attention_share: float
+    flash_share: float
+
+    @property
+    def half_size(self) -> float:
+        """Smallest size of a product at which it reaches half of what large ones do."""
+        return 20.0 if self.name == "CPU" else 200.0
+
+    @property
+    def host(self) -> float:
+        """Seconds that the host needs to start a layer's forward for one micro-batch; backward takes twice as long."""
+        return 0.0 if self.name == "CPU" else HOST_SECONDS
 
     @property
     def overhead(self) -> Overhead:
@@ -80,10 +93,13 @@ class Device:
 
 MEMORY_SHARE = 0.8
 """Share of the memory bandwidth that memory-bound ops reach."""
-LINK_SHARE = 0.75
+LINK_SHARE = 0.85
 """Share of a link's speed that large messages reach."""
-HOST_LINK, HOST_BANDWIDTH = 20e9, 25e9
-"""Bytes per second between a device and the CPUs' memory, and of a device's share of that memory: assumptions."""
+HOST_SECONDS = 0.45e-3
+"""A GPT of 345M parameters with 4096 tokens took 38 ms for 24 layers on an H200, of which the GPU computed for half."""
+HOST_LINK, HOST_BANDWIDTH = 20e9, 100e9
+"""Bytes per second between a device and the CPUs' memory, and of a device's share of that memory. A Llama of 8B with
+half of its states there, on an H200 with 16 cores, waited 0.9 s for the update."""
 
 
 def _device(
@@ -92,7 +108,7 @@ def _device(
     tflops: tuple[float, float],
     gb: float,
     links: tuple[float, float],
-    shares: tuple[float, float],
+    shares: tuple[float, float, float],
 ) -> Device:
     (peak, single), (within, between) = tflops, links
     speeds = (peak * 1e12, single * 1e12, gb * 1e9, within * 1e9, between * 1e9)
@@ -102,16 +118,16 @@ def _device(
 DEVICES = {
     device.name: device
     for device in (
-        _device("V100-16GB", 15.7, (125.0, 15.7), 900, (150, 12.5), (0.68, 0.30)),
-        _device("V100-32GB", 31.7, (125.0, 15.7), 900, (150, 12.5), (0.68, 0.30)),
-        _device("A100-40GB", 39.4, (312.0, 19.5), 1555, (300, 25), (0.66, 0.45)),
-        _device("A100-80GB", 79.1, (312.0, 19.5), 2039, (300, 25), (0.66, 0.45)),
-        _device("H100", 79.1, (989.4, 66.9), 3350, (450, 50), (0.68, 0.45)),
-        _device("H200", 139.8, (989.4, 66.9), 4800, (450, 50), (0.68, 0.45)),
-        _device("GH200", 94.5, (989.4, 66.9), 4000, (450, 50), (0.68, 0.45)),
-        _device("B200", 178.3, (2250.0, 75.0), 8000, (900, 50), (0.68, 0.40)),
-        _device("MI250X", 63.9, (191.5, 23.9), 1638, (100, 12.5), (0.60, 0.30)),
-        _device("CPU", 16.0, (0.2, 0.2), 40, (5, 1), (0.80, 0.50)),
+        _device("V100-16GB", 15.7, (125.0, 15.7), 900, (150, 12.5), (0.77, 0.35, 0.35)),
+        _device("V100-32GB", 31.7, (125.0, 15.7), 900, (150, 12.5), (0.77, 0.35, 0.35)),
+        _device("A100-40GB", 39.4, (312.0, 19.5), 1555, (300, 25), (0.77, 0.5, 0.5)),
+        _device("A100-80GB", 79.1, (312.0, 19.5), 2039, (300, 25), (0.77, 0.5, 0.5)),
+        _device("H100", 79.1, (989.4, 66.9), 3350, (450, 50), (0.75, 0.5, 0.32)),
+        _device("H200", 139.8, (989.4, 66.9), 4800, (450, 50), (0.75, 0.5, 0.32)),
+        _device("GH200", 94.5, (989.4, 66.9), 4000, (450, 50), (0.75, 0.5, 0.32)),
+        _device("B200", 178.3, (2250.0, 75.0), 8000, (900, 50), (0.75, 0.45, 0.15)),
+        _device("MI250X", 63.9, (191.5, 23.9), 1638, (100, 12.5), (0.66, 0.35, 0.35)),
+        _device("CPU", 16.0, (0.2, 0.2), 40, (5, 1), (0.80, 0.50, 0.50)),
     )
 }
 

@@ -10,8 +10,10 @@ from trainer.config.errors import ConfigError
 from trainer.planning.build_config import build_config
 from trainer.planning.checks import check_world_size
 from trainer.planning.estimate.devices import GIB, MARGIN, Device
+from trainer.planning.estimate.layer_time import host_seconds, layer_time
+from trainer.planning.estimate.links import Links
 from trainer.planning.estimate.memory import RankMemory, memory_of_ranks, micro_batches_of, schedule_of
-from trainer.planning.estimate.speed import Links, StepTime, layer_time, step_time
+from trainer.planning.estimate.speed import StepTime, step_time
 from trainer.planning.flops import flops_per_token
 from trainer.planning.layouts import divisors_of
 from trainer.planning.parts import block
@@ -93,17 +95,23 @@ class RunPlan:
         """Shares of the step that are not products and attention of one forward and backward.
 
         bubble: of the mean rank; messages: of tensor, context and expert parallelism; recompute; data_parallel:
-        messages that nothing hides; optimizer.
+        messages that nothing hides; host: for which the device waits, between kernels; optimizer.
         """
         config, step = self.config, self.step
         links = Links(self.per_node, self.device)
         times = [(len(own), layer_time(config, own[0], links)) for own in block.by_kind(config.model).values()]
         passes = micro_batches_of(config, self.world_size) / config.parallel.pipeline_model_parallel_size
+        host = host_seconds(config, self.device)
+        waits = [
+            count * sum(max(0.0, start - own) for start, own in zip(host, (time.forward, time.backward), strict=True))
+            for count, time in times
+        ]
         return {
             "bubble": step.times.bubble_fraction * step.times.step_time / step.total,
             "messages": passes * sum(count * time.messages for count, time in times) / step.total,
             "recompute": passes * sum(count * time.again for count, time in times) / step.total,
             "data_parallel": step.exposed / step.total,
+            "host": passes * sum(waits) / step.total,
             "optimizer": step.optimizer / step.total,
         }
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from trainer.config.errors import ConfigError
 from trainer.planning.checks import check_world_size
 from trainer.planning.estimate.candidates import Candidate, Mesh, candidates
+from trainer.planning.estimate.links import Links
 from trainer.planning.estimate.memory import memory_of_ranks
 from trainer.planning.estimate.plan import RunPlan, changed, check_covered, plan_run
-from trainer.planning.estimate.speed import Links, step_seconds
+from trainer.planning.estimate.speed import step_seconds
 from trainer.planning.schedule.placement import ScheduleError
 
 if TYPE_CHECKING:

@@ -6,41 +6,32 @@ tensor and context parallelism are not hidden; those of data parallelism hide be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
-from trainer.planning.estimate.activations import EXPERT_LOAD, element_bytes, tokens_per_rank
-from trainer.planning.estimate.devices import HOST_BANDWIDTH, HOST_LINK, LINK_SHARE, MEMORY_SHARE, Device
+from trainer.planning.estimate.activations import element_bytes, tokens_per_rank
+from trainer.planning.estimate.devices import HOST_BANDWIDTH, HOST_LINK, MEMORY_SHARE, Device
+from trainer.planning.estimate.layer_time import BACKWARD, head_seconds, host_seconds, layer_time, replica_distance
+from trainer.planning.estimate.links import Links, RankGroup
 from trainer.planning.estimate.memory import micro_batches_of, schedule_of
 from trainer.planning.estimate.parameters import parameters_of_ranks
-from trainer.planning.parts import attention, block, feed_forward, head
-from trainer.planning.pipeline import pipeline_placement
+from trainer.planning.parts import block
+from trainer.planning.pipeline import pipeline_placement, pipeline_schedule, virtual_stages_per_rank
 from trainer.planning.schedule import Action, ActionKind, PipelineSchedule, Timeline, timeline
 from trainer.planning.stage_partition import partition_layers
 
 if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
-_LATENCY = 20e-6
-_BACKWARD = 2.0
-"""Time of a backward product in forwards: the gradients of inputs and of weights."""
-_ATTENTION_BACKWARD = 2.5
+_BUCKET, _BUCKET_OF_RANK = 40_000_000, 1_000_000
+"""Parameters of a bucket of gradients, as trainer.data_parallel.gradient_buckets has them."""
+CONTENTION = 0.2
+"""Share of a hidden message's time by which computing takes longer: NCCL's kernels hold some of the processors."""
 _LONG_PIPELINE = 16
 _HOST_MOVED, _HOST_ADAM = 6, 28
 """Bytes per parameter of the offloaded update: gradient and weight over the link; moments, master and gradient."""
-
-
-@dataclass(frozen=True)
-class Links:
-    """Sizes that decide the link of a message."""
-
-    per_node: int
-    device: Device
-
-    def seconds(self, sent: float, span: int) -> float:
-        """Seconds to send ``sent`` bytes per rank among ranks that lie within ``span`` neighbours."""
-        speed = self.device.within if span <= self.per_node else self.device.between
-        return _LATENCY + sent / (speed * LINK_SHARE)
 
 
 @dataclass(frozen=True)
@@ -76,27 +67,34 @@ def step_time(
     parallel = config.parallel
     shards = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
     sent = tokens_per_rank(config) * config.model.hidden_size * element_bytes(config) / shards
-    latency = links.seconds(sent, 2 * _pp_step(config, world_size)) if placement.pp > 1 else 0.0
+    latency = links.message(sent, _pp_step(config, world_size)) if placement.pp > 1 else 0.0
     times = timeline(schedule, duration, latency=latency)
     own = max(each.total for each in parameters_of_ranks(config, vocab_size))
-    busy = max(each[ActionKind.FORWARD] + each[ActionKind.BACKWARD] for each in durations)
-    exposed = exposed_seconds(
-        config, own, (durations[-1][ActionKind.BACKWARD], busy), schedule.num_micro_batches, world_size, links
+    hidden = Hidden(
+        max(each[ActionKind.FORWARD] for each in durations), max(each[ActionKind.BACKWARD] for each in durations)
     )
+    exposed = exposed_seconds(config, own, hidden, schedule.num_micro_batches, world_size, links)
     copies = config.data_parallel_size(world_size) * parallel.context_parallel_size
     return StepTime(times, exposed, optimizer_seconds(config, own / (copies if parallel.zero_stage else 1), device))
 
 
+@dataclass(frozen=True)
+class Hidden:
+    """Seconds of a virtual stage's forward and backward of a micro-batch, which hide messages of data parallelism."""
+
+    forward: float
+    backward: float
+
+
 def exposed_seconds(
-    config: TrainConfig, own: float, hidden: tuple[float, float], micro_batches: int, world_size: int, links: Links
+    config: TrainConfig, own: float, hidden: Hidden, micro_batches: int, world_size: int, links: Links
 ) -> float:
     """Seconds of the messages of data parallelism that no computing hides.
 
     Args:
         config: of the run.
         own: parameters of a rank.
-        hidden: seconds of the backward that hides the gradients' messages, and of the stage that hides the gathers
-            of ZeRO-3's weights.
+        hidden: what may hide them.
         micro_batches: of a replica.
         world_size: number of ranks.
         links: between them.
@@ -105,22 +103,48 @@ def exposed_seconds(
     copies = config.data_parallel_size(world_size) * parallel.context_parallel_size
     if copies == 1:
         return 0.0
-    others = own * (copies - 1) / copies
-    moved = (4 + (element_bytes(config) if parallel.zero_stage else 4)) * others
-    backward = hidden[0] if parallel.overlap_grad_reduce else 0.0
-    exposed = max(0.0, links.seconds(moved, _copies_span(config, world_size)) - backward)
-    if parallel.zero_stage == 3:
-        # Twice for each micro-batch.
-        span = parallel.tensor_model_parallel_size * links.per_node
-        exposed += micro_batches * max(0.0, links.seconds(2 * others * element_bytes(config), span) - hidden[1])
-    return exposed
+    group = _copies_group(config, world_size, links)
+    others, size = own * (copies - 1) / copies, element_bytes(config)
+    if parallel.zero_stage >= 2:
+        # A unit is a layer.
+        units = max(1, config.model.num_layers // parallel.pipeline_model_parallel_size)
+        reduce, gather = (_messages(links.collective, each * others, units, group) for each in (4, size))
+        if parallel.zero_stage == 2:
+            return micro_batches * _left(reduce, hidden.backward, units) + _left(gather, hidden.forward, units)
+        both = _left(gather, hidden.forward, units) + _left(reduce + gather, hidden.backward, units)
+        return micro_batches * both
+    bucket = parallel.ddp_bucket_size or max(_BUCKET, _BUCKET_OF_RANK * copies)
+    count = max(1, ceil(own / bucket))
+    # Interleaved virtual stages begin and end one after the other, each for pp micro-batches.
+    chunks = virtual_stages_per_rank(config) if pipeline_schedule(config) == "interleaved" else 1
+    stages = parallel.pipeline_model_parallel_size * (chunks - 1) + 1
+    size_of_gradient = 2 if config.optimizer.main_grads_dtype == "bf16" else 4
+    if parallel.zero_stage == 0:
+        reduce = _messages(links.all_reduce, 2 * size_of_gradient * others, count, group)
+        return _left(reduce, stages * hidden.backward * parallel.overlap_grad_reduce, count)
+    reduce = _messages(links.collective, size_of_gradient * others, count, group)
+    gather = _messages(links.collective, size * others, count, group)
+    exposed = _left(reduce, stages * hidden.backward * parallel.overlap_grad_reduce, count)
+    return exposed + _left(gather, stages * hidden.forward * parallel.overlap_param_gather, count)
+
+
+def _messages(send: Callable[[float, RankGroup], float], sent: float, count: int, group: RankGroup) -> float:
+    """Seconds to send ``sent`` bytes in ``count`` messages."""
+    return count * send(sent / count, group)
+
+
+def _left(messages: float, hidden: float, count: int) -> float:
+    """Seconds that ``count`` equal messages add to computing of ``hidden`` seconds, which cannot hide the last one."""
+    left = max(messages / count, messages - hidden)
+    return left + CONTENTION * (messages - left)
 
 
 def optimizer_seconds(config: TrainConfig, updated: float, device: Device) -> float:
     """Seconds to update ``updated`` parameters, those in CPU memory beside those on the device."""
     optimizer = config.optimizer
     share = optimizer.optimizer_offload_fraction if optimizer.optimizer_cpu_offload else 0.0
-    on_host = share * updated * (_HOST_MOVED / HOST_LINK + _HOST_ADAM / HOST_BANDWIDTH)
+    # Chunks are copied while others are updated.
+    on_host = share * updated * max(_HOST_MOVED / HOST_LINK, _HOST_ADAM / HOST_BANDWIDTH)
     return max(on_host, (1 - share) * 34 * updated / (device.bandwidth * MEMORY_SHARE))
 
 
@@ -143,12 +167,13 @@ def _pp_step(config: TrainConfig, world_size: int) -> int:
     return world_size // parallel.pipeline_model_parallel_size
 
 
-def _copies_span(config: TrainConfig, world_size: int) -> int:
-    """Neighbouring ranks among which are those with the same dense parameters."""
+def _copies_group(config: TrainConfig, world_size: int, links: Links) -> RankGroup:
+    """Ranks with the same dense parameters."""
     parallel = config.parallel
-    if parallel.rank_order == "tp-cp-ep-pp-dp" and config.data_parallel_size(world_size) > 1:
-        return world_size
-    return world_size // parallel.pipeline_model_parallel_size
+    replicas = config.data_parallel_size(world_size)
+    return links.group(
+        (parallel.context_parallel_size, parallel.tensor_model_parallel_size), (replicas, replica_distance(config))
+    )
 
 
 def stage_durations(config: TrainConfig, vocab_size: int, links: Links) -> list[dict[ActionKind, float]]:
@@ -162,10 +187,12 @@ def stage_durations(config: TrainConfig, vocab_size: int, links: Links) -> list[
         for layer in own:
             time = known[block.kind_of(config.model, layer)]
             forward, backward = forward + time.forward, backward + time.backward
+        host_forward, host_backward = host_seconds(config, links.device)
+        forward, backward = max(forward, len(own) * host_forward), max(backward, len(own) * host_backward)
         if stage == placement.num_virtual_stages - 1:
             once = head_seconds(config, vocab_size, links.device)
             # In chunks, backward computes the logits again.
-            passes = _BACKWARD + (config.training.chunk_of_loss is not None)
+            passes = BACKWARD + (config.training.chunk_of_loss is not None)
             forward, backward = forward + once, backward + passes * once
         found.append(
             {
@@ -176,98 +203,3 @@ def stage_durations(config: TrainConfig, vocab_size: int, links: Links) -> list[
             }
         )
     return found
-
-
-@dataclass(frozen=True)
-class LayerTime:
-    """Seconds of a layer for one micro-batch.
-
-    Attributes:
-        forward: with its messages.
-        backward: with its messages and all that is computed again.
-        messages: of tensor, context and expert parallelism, in both.
-        again: of backward, what is computed again.
-    """
-
-    forward: float
-    backward: float
-    messages: float
-    again: float
-
-
-def layer_time(config: TrainConfig, layer: int, links: Links) -> LayerTime:
-    """Time of layer number ``layer``."""
-    model, training, device, tokens = config.model, config.training, links.device, tokens_per_rank(config)
-    tp = config.parallel.tensor_model_parallel_size
-    products = _product_seconds(config, layer, device)
-    memory = block.passed_bytes(model, layer) * tokens * element_bytes(config) / 4 / tp
-    memory /= device.bandwidth * MEMORY_SHARE
-    # A third of forward and backward; causal kernels skip half.
-    scores = attention.score_flops(model, layer, training.seq_length) * tokens / tp / 6
-    scored = scores / (_rate(config, device) * device.attention_share)
-    message = _message_seconds(config, layer, links)
-    forward = sum(products) + memory / 3 + scored + message
-    backward = _BACKWARD * sum(products) + memory * 2 / 3 + _ATTENTION_BACKWARD * scored + message
-    again = 0.0
-    if training.recompute_granularity == "full":
-        again = forward
-    elif training.recompute_granularity == "selective":
-        selected = set(training.recompute_modules or ["core_attn"])
-        again = scored if "core_attn" in selected else 0.0
-        if ("moe" if model.is_moe_layer(layer) else "mlp") in selected:
-            again += products[1] + memory / 3
-        elif selected & {"mlp_act", "moe_act", "layernorm"}:
-            again += memory / 3
-    return LayerTime(forward, backward + again, 2 * message, again)
-
-
-def _product_seconds(config: TrainConfig, layer: int, device: Device) -> tuple[float, float]:
-    """Seconds of the matrix products of a layer's forward: of attention and router, and of the feed-forward part.
-
-    The busiest rank of expert parallelism waits for more tokens than the mean rank, but only in its own experts.
-    """
-    model, tp = config.model, config.parallel.tensor_model_parallel_size
-    units = float(feed_forward.parameters(model, layer, active=True))
-    others = block.parameters(model, layer, active=True) - units
-    if model.is_moe_layer(layer) and config.parallel.expert_model_parallel_size > 1:
-        each = feed_forward.dense_parameters(model, model.expert_ffn_size)
-        units += (EXPERT_LOAD - 1) * model.moe_router_topk * each
-    rate = _rate(config, device) * device.product_share
-    seconds = 2 * tokens_per_rank(config) / tp / rate
-    return others * seconds, units * seconds
-
-
-def _message_seconds(config: TrainConfig, layer: int, links: Links) -> float:
-    """Seconds of the messages of a layer's forward, as long as those of its backward."""
-    model, tokens, size = config.model, tokens_per_rank(config), element_bytes(config)
-    tp, cp = config.parallel.tensor_model_parallel_size, config.parallel.context_parallel_size
-    message = 0.0
-    if tp > 1:
-        message += 2 * links.seconds(2 * tokens * model.hidden_size * size * (tp - 1) / tp, tp)
-    if cp > 1:
-        message += links.seconds(2 * tokens * model.query_groups * model.head_dim / tp * size * (cp - 1), tp * cp) / 2
-    ep = config.parallel.expert_model_parallel_size
-    if ep > 1 and model.is_moe_layer(layer):
-        message += 2 * links.seconds(tokens * model.moe_router_topk * model.hidden_size * size / tp, _ep_span(config))
-    return message
-
-
-def _ep_span(config: TrainConfig) -> int:
-    parallel = config.parallel
-    cp, ep = parallel.context_parallel_size, parallel.expert_model_parallel_size
-    between = parallel.rank_order == "tp-cp-ep-pp-dp" and ep > cp
-    stages = parallel.pipeline_model_parallel_size if between else 1
-    return parallel.tensor_model_parallel_size * cp * ep * stages
-
-
-def head_seconds(config: TrainConfig, vocab_size: int, device: Device) -> float:
-    """Seconds of the forward of output layer and loss."""
-    tokens, tp = tokens_per_rank(config), config.parallel.tensor_model_parallel_size
-    products = 2 * (head.table_parameters(config.model, vocab_size) + head.parameters(config.model, vocab_size))
-    moved = head.logit_bytes(vocab_size) / 4 * element_bytes(config) / 3
-    rate = _rate(config, device) * device.product_share
-    return tokens / tp * (products / rate + moved / (device.bandwidth * MEMORY_SHARE))
-
-
-def _rate(config: TrainConfig, device: Device) -> float:
-    return device.rate(bf16=config.training.bf16, fp16=config.training.fp16)

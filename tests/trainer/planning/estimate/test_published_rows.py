@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -11,16 +12,20 @@ from benchmarks.planner_rows.published import SOURCES, NotExpressedError, publis
 
 ROOT = Path(__file__).parents[4]
 TIME = {
-    "narayanan": 0.08,
-    "megatron-lm": 0.16,
-    "korthikanti": 0.1,
-    "llm-foundry": 0.17,
-    "nanotron": 0.35,
-    "bloom": 0.31,
-    "gpt-1.3b": 0.3,
-    "all": 0.25,
+    "narayanan": 0.04,
+    "megatron-lm": 0.11,
+    "korthikanti": 0.06,
+    "llm-foundry": 0.12,
+    "nanotron": 0.25,
+    "bloom": 0.12,
+    "gpt-1.3b": 0.06,
+    "llmctl": 0.05,
+    "fms-fsdp": 0.15,
+    "torchtitan": 0.06,
+    "all": 0.13,
 }
-MEMORY = {"nanotron": 0.18, "bloom": 0.13, "gpt-1.3b": 0.13, "all": 0.14}
+MEMORY = {"nanotron": 0.18, "bloom": 0.13, "gpt-1.3b": 0.13, "llmctl": 0.06, "all": 0.14}
+ORDER = 0.6
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,7 @@ def test_errors_by_source_are_within_their_bounds(judged):
     assert (times.keys(), memories.keys()) == (TIME.keys(), MEMORY.keys())
     assert [name for name, error in times.items() if error > TIME[name]] == []
     assert [name for name, error in memories.items() if error > MEMORY[name]] == []
+    assert median(found["all"].orders) >= ORDER
 
 
 def test_the_pages_have_the_predictions_of_today(judged):
@@ -50,7 +56,7 @@ def test_the_pages_have_the_predictions_of_today(judged):
 def test_no_run_is_refused_and_none_that_failed_is_said_to_fit_with_room(judged):
     everything = by_source(judged)["all"]
     # One needs 85.6 of 84.9 GB by the prediction, which counts float32 gradients; its trainer may have had others.
-    assert everything.fitting == (193, 194)
+    assert everything.fitting == (201, 202)
     assert everything.false_fits == (0, 53)
     assert sum(row.fits for row in judged if not row.left_out and not row.ran) == 3
     reasons = {row.left_out for row in judged if row.left_out}
