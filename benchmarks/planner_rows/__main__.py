@@ -1,8 +1,10 @@
 """Predictions of ``llmctl plan`` beside published runs.
 
     python -m benchmarks.planner_rows [--to PAGE]
+    python -m benchmarks.planner_rows --calibrated [--to PAGE]
 
-Prints the errors by source; with ``--to`` a page that also has every row.
+Prints the errors by source; with ``--to`` a page that also has every row. ``--calibrated`` calibrates by all models but
+one, and prints the errors of that one's time; it takes minutes.
 """
 
 from __future__ import annotations
@@ -12,9 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.planner_rows.calibrated import LEAST_RUNS, calibrated_lines, measured_runs
 from benchmarks.planner_rows.judged import LEAST_GROUP, JudgedRun, Judgement, absolute, by_source, judge
 from benchmarks.planner_rows.published import SOURCES, published_runs
 
+CALIBRATED = """# Predictions after calibration
+
+`python -m benchmarks.planner_rows --calibrated --to PAGE` makes this page. Of each source and device with at least
+FEWEST published runs, every model is predicted with a calibration by the runs of the other models, as
+`llmctl plan --calibrate` makes one. Errors are those of the time of a step.
+
+"""
 PAGE = """# Predictions beside published runs
 
 `python -m benchmarks.planner_rows --to PAGE` makes this page. Each row is a run that its source reports: its shape,
@@ -40,7 +50,15 @@ def main() -> None:
     """Print the table, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, help="write this page")
+    parser.add_argument("--calibrated", action="store_true", help="calibrate by all models but one")
     options = parser.parse_args()
+    if options.calibrated:
+        table = "\n".join(calibrated_lines(measured_runs()))
+        print(table)
+        if options.to is not None:
+            head = CALIBRATED.replace("FEWEST", str(LEAST_RUNS))
+            options.to.write_text(f"{head}{table}\n", encoding="utf-8")
+        return
     rows = [judge(run) for run in published_runs()]
     summary = list(summary_lines(by_source(rows)))
     print("\n".join(summary))

@@ -33,6 +33,8 @@ GPU_OVERHEAD = Overhead(int(0.9 * GIB), int(0.5 * GIB), 0.1)
 (arXiv:2411.06465)."""
 CPU_OVERHEAD = Overhead(int(0.3 * GIB), int(0.02 * GIB), 0.05)
 """A trainer's process that trains next to nothing takes 0.3 GiB; the others are assumptions."""
+HOST_SECONDS = 0.45e-3
+"""A GPT of 345M parameters with 4096 tokens took 38 ms for 24 layers on an H200, of which the GPU computed for half."""
 MARGIN = 1.25
 """Memory that a device should have, by the predicted peak. Fujii et al. saw no run of 454 fail whose estimate was below
 80% of the device; so did none of the published runs of benchmarks/planner_rows."""
@@ -53,6 +55,8 @@ class Device:
         product_share: share of the peak that large matrix products reach.
         attention_share: share of the peak that wide heads reach in the fastest attention kernel of torch.
         flash_share: the same in version 2 of flash-attn.
+        host: seconds that the host needs to start a layer's forward for one micro-batch; backward takes twice as long.
+        overhead: memory of a process beside its tensors.
     """
 
     name: str
@@ -65,21 +69,13 @@ class Device:
     product_share: float
     attention_share: float
     flash_share: float
+    host: float
+    overhead: Overhead
 
     @property
     def half_size(self) -> float:
         """Smallest size of a product at which it reaches half of what large ones do."""
         return 20.0 if self.name == "CPU" else 200.0
-
-    @property
-    def host(self) -> float:
-        """Seconds that the host needs to start a layer's forward for one micro-batch; backward takes twice as long."""
-        return 0.0 if self.name == "CPU" else HOST_SECONDS
-
-    @property
-    def overhead(self) -> Overhead:
-        """Memory of a process beside its tensors."""
-        return CPU_OVERHEAD if self.name == "CPU" else GPU_OVERHEAD
 
     @property
     def has_bf16(self) -> bool:
@@ -95,8 +91,6 @@ MEMORY_SHARE = 0.8
 """Share of the memory bandwidth that memory-bound ops reach."""
 LINK_SHARE = 0.85
 """Share of a link's speed that large messages reach."""
-HOST_SECONDS = 0.45e-3
-"""A GPT of 345M parameters with 4096 tokens took 38 ms for 24 layers on an H200, of which the GPU computed for half."""
 HOST_LINK, HOST_BANDWIDTH = 20e9, 100e9
 """Bytes per second between a device and the CPUs' memory, and of a device's share of that memory. A Llama of 8B with
 half of its states there, on an H200 with 16 cores, waited 0.9 s for the update."""
@@ -112,7 +106,9 @@ def _device(
 ) -> Device:
     (peak, single), (within, between) = tflops, links
     speeds = (peak * 1e12, single * 1e12, gb * 1e9, within * 1e9, between * 1e9)
-    return Device(name, int(gib * GIB), *speeds, *shares)
+    is_cpu = name == "CPU"
+    host, overhead = (0.0, CPU_OVERHEAD) if is_cpu else (HOST_SECONDS, GPU_OVERHEAD)
+    return Device(name, int(gib * GIB), *speeds, *shares, host, overhead)
 
 
 DEVICES = {
