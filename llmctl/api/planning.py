@@ -16,6 +16,7 @@ def plan(
     gpus_per_node: int | None = None,
     device: str | None = None,
     set: Mapping[str, Any] | None = None,
+    calibrated: bool = True,
 ) -> Prediction:
     """Predict memory, speed and cost of a training run, as ``llmctl plan`` does. Contacts no other machine.
 
@@ -29,6 +30,7 @@ def plan(
         gpus_per_node: devices per node.
         device: a device by name, such as H100, instead of a cluster's.
         set: values by dotted key, laid over the config.
+        calibrated: use the calibration of the cluster, if ``llmctl plan --calibrate`` made one.
 
     Raises:
         UsageError, ConfigFileError, ProfileError: by flag, file and key, or profile.
@@ -42,5 +44,6 @@ def plan(
             gpus_per_node=gpus_per_node,
             device=device,
             settings=plain(set or {}),
+            calibrates=calibrated,
         )
         return predict(inputs)[1]

@@ -130,13 +130,13 @@ def preview_of_job(plan: "SubmitPlan", context: Context, *, asks: bool) -> "Prev
 
     mounts = (*job.profile.container.mounts, *job.spec.mounts)
     if job.is_remote and not asks:
-        return preview_of(plan, _NoFiles(), context.transport, None)
+        return preview_of(plan, _NoFiles(), context.transport, None, context.folders)
     transport = context.connect(job.profile)
     save = job.config.checkpoint.save or str(job.run_dir)
     facts = transport.stat_paths([on_host(save, mounts) or save])[0]
     # On a machine that has nothing of the path, the cluster's file system is not mounted.
     free = facts.free_bytes if facts.nearest != "/" else None
-    return preview_of(plan, TransportFiles(transport, mounts), context.transport, free)
+    return preview_of(plan, TransportFiles(transport, mounts), context.transport, free, context.folders)
 
 
 class _NoFiles:

@@ -41,9 +41,23 @@ def plan(
         str | None, typer.Option(metavar="FILE", help="With --search: write the best layout as a config.")
     ] = None,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Write the timeline as a picture.")] = None,
+    calibrates: Annotated[
+        bool,
+        typer.Option("--calibrate", help="Fit the predictions for a cluster to your runs there, and keep the fit."),
+    ] = False,
+    uncalibrated: Annotated[
+        bool, typer.Option("--uncalibrated", help="Predict as if the cluster had no calibration.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Predict memory, speed and cost of a training run; exits with 1 if it does not fit."""
+    if calibrates:
+        others = (config, nodes, gpus_per_node, device, settings, search, output, svg, uncalibrated)
+        if any(others):
+            raise UsageError("--calibrate: takes your runs on a cluster; leave all but --cluster and --json out")
+        from llmctl.cli.planning.calibration import show_calibration
+
+        return show_calibration(ctx.obj, cluster, as_json=as_json)
     if output is not None and not search:
         raise UsageError("--output: goes with --search; add that, or leave it out")
     if svg is not None and search:
@@ -59,6 +73,7 @@ def plan(
         gpus_per_node=gpus_per_node,
         device=device,
         settings=tuple(settings or ()),
+        calibrates=not uncalibrated,
     )
     if search:
         from llmctl.cli.planning.search import show_search
@@ -72,7 +87,7 @@ def plan(
     else:
         from llmctl.cli.planning.prediction import show_prediction
 
-        show_prediction(planned, prediction.node_hours, prediction.cost, (inputs.nodes, inputs.gpus_per_node))
+        show_prediction(planned, inputs, prediction)
     return 0 if planned.fits else 1
 
 

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from llmctl.cli.console import is_for_people, rich_console
 from llmctl.cli.plan_page import INDENT, labelled_lines, note_lines, terminal_width
@@ -13,6 +14,7 @@ from llmctl.runs.number_text import ASCII_BARS, BARS, is_utf8, memory_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from llmctl.submit.preview.predict import PlanInputs, Prediction
     from trainer.planning.estimate.plan import RunPlan
     from trainer.planning.schedule.draw import Drawing
 
@@ -27,22 +29,13 @@ _SHOWN = 0.005
 """Smallest share of a step that is named."""
 
 
-def show_prediction(
-    planned: "RunPlan", node_hours: float, cost: Mapping[str, Any] | None, size: tuple[int, int]
-) -> None:
-    """Print the page; what does not fit, and a change that makes it fit, on standard error.
-
-    Args:
-        planned: the predicted run.
-        node_hours: of the whole run.
-        cost: ``points`` and their ``unit``; None: the nodes cost none.
-        size: nodes, and devices of each.
-    """
-    nodes, per_node = size
+def show_prediction(planned: "RunPlan", inputs: "PlanInputs", prediction: "Prediction") -> None:
+    """Print the page; what does not fit, and a change that makes it fit, on standard error."""
+    nodes, per_node = inputs.nodes, inputs.gpus_per_node
     console = rich_console() if is_for_people() else None
     heading = f"{nodes} node{'s' * (nodes > 1)} x {per_node} {planned.device.name}: "
     _print(console, heading + planned.verdict)
-    for line in labelled_lines(_rows(planned, node_hours, cost), sys.stdout):
+    for line in labelled_lines(_rows(planned, inputs, prediction), sys.stdout):
         _print(console, line)
     _show_timeline(planned, console)
     for line in note_lines(_notes(planned, nodes, per_node), sys.stderr):
@@ -70,7 +63,8 @@ def _print(console: "Console | None", line: str) -> None:
     console.print(text, soft_wrap=True)
 
 
-def _rows(planned: "RunPlan", node_hours: float, cost: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _rows(planned: "RunPlan", inputs: "PlanInputs", prediction: "Prediction") -> Iterator[tuple[str, str]]:
+    node_hours, cost = prediction.node_hours, prediction.cost
     step, steps = planned.step, planned.config.training.train_iters
     is_gpu = planned.device.name != "CPU"
     took = step.total * planned.config.full_iters
@@ -95,6 +89,10 @@ def _rows(planned: "RunPlan", node_hours: float, cost: Mapping[str, Any] | None)
     of_step = limits_text(planned.limits)
     if of_step:
         yield "limits", f"of the step: {of_step}"
+    if inputs.calibration is not None:
+        made = datetime.fromtimestamp(inputs.calibration.time, timezone.utc)
+        count = len(inputs.calibration.runs)
+        yield "fitted", f"to {count} of your runs there, on {made:%Y-%m-%d}; --uncalibrated leaves that out"
     yield "memory", f"{memory_text(planned.worst.total)} of {memory_text(planned.device.memory)}{where}"
     yield from (("", line) for line in _memory_lines(planned))
 

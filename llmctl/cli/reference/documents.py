@@ -51,10 +51,11 @@ def _resume() -> Schema:
 
 
 def _plan() -> Schema:
+    from llmctl.submit.preview.calibration import Calibration
     from llmctl.submit.preview.predict import Prediction
     from llmctl.submit.preview.search import SearchedLayouts
 
-    return {"anyOf": [object_schema(Prediction), object_schema(SearchedLayouts)]}
+    return {"anyOf": [object_schema(each) for each in (Prediction, SearchedLayouts, Calibration)]}
 
 
 def _nodes() -> Schema:

@@ -23,7 +23,7 @@ from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
-    from llmctl.operate.report.planned import Planned
+    from llmctl.operate.comparison.planned import Planned
 
 KEYS = ("*_loss", "grad_norm", "params_norm", "learning_rate", "tokens_per_s", "mfu", "peak_memory_bytes")
 """Keys of metrics.jsonl that the page draws."""
@@ -113,7 +113,7 @@ def _reported(
     curves: RunCurves,
     trained: Mapping[int, AttemptRows],
 ) -> ReportedRun:
-    from llmctl.operate.report.planned import plan_of
+    from llmctl.operate.comparison.planned import plan_of
 
     attempts = tuple(read_attempts(record, session.transport))
     costs = assess(

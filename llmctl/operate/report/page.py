@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmctl import __version__
+from llmctl.operate.comparison.planned import Planned
 from llmctl.operate.report.charts import chart_data, charts_of
 from llmctl.operate.report.config_rows import config_of, differences
 from llmctl.operate.report.gather import ReportedRun
-from llmctl.operate.report.planned import Planned
 from llmctl.operate.report.secret_words import without_secrets
 from llmctl.operate.report.tables import (
     attempts_of,

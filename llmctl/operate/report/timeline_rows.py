@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmctl.operate.report.planned import Planned
+from llmctl.operate.comparison.planned import Planned
 
 WIDTH = 1000.0
 ROW, BAR = 26, 20

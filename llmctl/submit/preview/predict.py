@@ -9,6 +9,7 @@ from llmctl.context import Context
 from llmctl.errors import ConfigFileError, UsageError
 from llmctl.site.profile import ResourceType, overlay
 from llmctl.submit.config_file import FROM_PYTHON, find_config
+from llmctl.submit.preview.calibration import Calibration, calibrated
 from llmctl.submit.preview.estimate import device_here
 from llmctl.submit.resolve import parse_settings
 from llmctl.submit.visible_gpus import visible_gpus
@@ -34,6 +35,7 @@ class PlanInputs:
         gpus_per_node: devices of each node.
         resource: kind of node, with its rate; None: the nodes cost none.
         unit: of the cost.
+        calibration: of the device; None: as its data sheet.
     """
 
     training: TrainConfig
@@ -43,6 +45,7 @@ class PlanInputs:
     gpus_per_node: int
     resource: ResourceType | None
     unit: str
+    calibration: Calibration | None
 
 
 class PredictedCost(TypedDict):
@@ -72,6 +75,7 @@ class Prediction:
         limits: share of the iteration: bubble, messages (of tp, cp, ep), recompute, data_parallel, host, optimizer.
         remarks: sentences on a run that is tight, or much slower on this hardware than with other choices.
         tight: True if the run fits, but with less room than predictions are wrong by.
+        calibrated_by: number of runs that the prediction was calibrated by; 0: none.
     """
 
     fits: bool
@@ -87,6 +91,7 @@ class Prediction:
     limits: Mapping[str, float]
     remarks: Sequence[str]
     tight: bool
+    calibrated_by: int
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values."""
@@ -102,6 +107,7 @@ def plan_inputs(
     gpus_per_node: int | None = None,
     device: str | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
+    calibrates: bool = True,
 ) -> PlanInputs:
     """Read the config and find the hardware. Contacts no other machine.
 
@@ -113,6 +119,7 @@ def plan_inputs(
         gpus_per_node: devices of each node; None: of the config, or the node's.
         device: a device by name, instead of a cluster's.
         settings: ``key=value`` of every --set; or values by dotted key.
+        calibrates: use the calibration of the cluster, if there is one.
 
     Raises:
         UsageError, ConfigFileError, ProfileError: by flag, file and key, or profile.
@@ -121,7 +128,10 @@ def plan_inputs(
     vocabulary = _vocabulary(training, base)
     count = nodes or training.job.nodes
     found, per_node, resource, unit = _hardware(context, cluster, device, gpus_per_node, count, training)
-    return PlanInputs(training, vocabulary, found, count, per_node, resource, unit)
+    calibration = None
+    if calibrates and device is None:
+        found, calibration = calibrated(context.folders, context.cluster(cluster)[0], found)
+    return PlanInputs(training, vocabulary, found, count, per_node, resource, unit, calibration)
 
 
 def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
@@ -149,6 +159,7 @@ def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
         limits=planned.limits,
         remarks=planned.remarks,
         tight=planned.is_tight,
+        calibrated_by=len(inputs.calibration.runs) if inputs.calibration is not None else 0,
     )
 
 

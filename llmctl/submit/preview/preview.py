@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING
 
 from llmctl.durations import clock, duration_text
+from llmctl.paths import UserFolders
 from llmctl.submit.job import SubmitPlan
+from llmctl.submit.preview.calibration import calibrated
 from llmctl.submit.preview.disk import checkpoints_text
 from llmctl.submit.preview.estimate import device_of, estimate_of
 from llmctl.submit.preview.place import Preview, TrainingFacts, counted, place_rows
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from trainer.planning.start_model import Files
 
 
-def preview_of(plan: SubmitPlan, files: "Files", here: Transport, free_bytes: int | None) -> Preview:
+def preview_of(
+    plan: SubmitPlan, files: "Files", here: Transport, free_bytes: int | None, folders: UserFolders
+) -> Preview:
     """Describe the submission of a training run.
 
     Args:
@@ -26,12 +30,19 @@ def preview_of(plan: SubmitPlan, files: "Files", here: Transport, free_bytes: in
         files: of the machine that has the job's files.
         here: to this machine.
         free_bytes: on the file system of the checkpoints; None: unknown.
+        folders: of the user, with the calibration of the cluster.
+
+    Raises:
+        UsageError: the calibration is damaged.
     """
     job, config = plan.job, plan.job.config
     assert config is not None
     data = dataset_size(config, files)
     vocabulary = vocabulary_of(config, data, files)
-    planned = estimate_of(job, vocabulary, device_of(job, here))
+    device = device_of(job, here)
+    if device is not None:
+        device, _ = calibrated(folders, job.profile.name, device)
+    planned = estimate_of(job, vocabulary, device)
     world = job.request.nodes * job.request.ranks_per_node
     sizes = config.batch_sizes(config.data_parallel_size(world))
     tokens = sizes.samples_after(config.training.train_iters) * config.tokens_per_sample

@@ -1,0 +1,1 @@
+"""Runs beside what the planner predicts for them."""
