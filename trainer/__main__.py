@@ -37,9 +37,10 @@ COMMANDS = {
         "The program behind llmctl checkpoint: import, export, show, verify.",
     ),
     "draw-pipeline": ("trainer.commands.draw_pipeline", "Draw a pipeline schedule and its bubble, as text and as SVG."),
+    "bench": ("trainer.speed_test.command", "Measure devices and messages; the program behind llmctl env bench."),
     "kernels": ("trainer.ops.tools.command", "Build, inspect and benchmark the fused kernels."),
 }
-_PARALLEL = ("pretrain",)
+_PARALLEL = ("pretrain", "bench")
 _OF_LLMCTL = ("checkpoint", "data")
 _ENCODING = ("data prepare", "pretrain")
 _WITH_ENVIRONMENT = ("generate", "evaluate", "kernels")

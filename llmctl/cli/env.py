@@ -1,4 +1,4 @@
-"""``llmctl env``: build the environment of a cluster's jobs; build or inspect their kernels."""
+"""``llmctl env``: build the environment of a cluster's jobs, build or inspect their kernels, measure the hardware."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from llmctl.cli.completion import complete_cluster
 from llmctl.cli.trainer.trainer_job import Group, Queue, Time, value
 from llmctl.context import Context
 from llmctl.errors import UsageError
+from llmctl.terminal_text import printable
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -110,3 +111,69 @@ def build(
     if code == 0:
         print(plan.wanted.own_python)
     return code
+
+
+@app.command()
+def bench(
+    ctx: typer.Context,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Cluster. Default: as for submit.", autocompletion=complete_cluster),
+    ] = None,
+    nodes: Annotated[
+        int | None, value("N", "Number of nodes. Default: 2, for messages between nodes; 1 on this machine.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, value("N", "GPUs of each node, or ranks of a node without GPUs. Default: all GPUs, or 1 rank.")
+    ] = None,
+    resource_type: Annotated[str | None, value("TYPE", "Kind of node. Default: the profile's.")] = None,
+    queue: Queue = None,
+    time: Time = None,
+    group: Group = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew, whatever was measured before.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan of the job; submit nothing.")] = False,
+    script: Annotated[
+        bool, typer.Option("--show-script", help="Print script and submit command; submit nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Measure the hardware of a cluster in a short job, and keep the result on this machine.
+
+    Measured are matrix products, attention, memory, starts of operations, and messages within a node and between nodes.
+    The job is a run. After Ctrl-C it goes on, and the same command comes back to it, or to its result.
+    """
+    from llmctl.operate.environment.bench import Bench, known_result, measure_cluster, plan_bench
+
+    context: Context = ctx.obj
+    given = {
+        "nodes": nodes,
+        "gpus_per_node": gpus_per_node,
+        "resource_type": resource_type,
+        "queue": queue,
+        "time": time,
+        "group": group,
+    }
+    asked = Bench(context, *context.cluster(cluster), given)
+    if dry_run or script:
+        from llmctl.cli.submit import Display, show_plan
+
+        show_plan(plan_bench(asked, dry_run=True), context, Display(dry_run, script, as_json=as_json))
+        return 0
+    document = None if again else known_result(asked)
+    if document is not None:
+        context.tell(f"measured by {document['run_id']} before; --again measures anew")
+    else:
+        found = measure_cluster(asked, again=again)
+        if isinstance(found, int):
+            return found
+        document = found
+    if as_json:
+        from llmctl.cli.console import print_json
+
+        print_json(document)
+        return 0
+    from llmctl.operate.environment.bench_table import data_sheet, table_lines
+
+    sheet = data_sheet(document, context.profile(asked.cluster, asked.origin), resource_type)
+    print(printable("\n".join(table_lines(document, sheet))))
+    return 0

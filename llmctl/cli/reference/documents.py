@@ -84,6 +84,13 @@ def _clusters_show() -> Schema:
     return object_schema(ClusterProfile, ClusterPlaces)
 
 
+def _env_bench() -> Schema:
+    from llmctl.operate.submission import SubmitDocument
+    from trainer.config.records.measured_hardware import HardwareDocument
+
+    return {"anyOf": [object_schema(HardwareDocument), object_schema(SubmitDocument)]}
+
+
 def _of_trainer(*names: str) -> Callable[[], Schema]:
     """The schema of a document of one of these types, see trainer_documents.py."""
 
@@ -112,6 +119,7 @@ DOCUMENTS: Mapping[str, Callable[[], Schema]] = {
     "clusters-show": _clusters_show,
     "nodes": _nodes,
     "env-kernels": _of_trainer("KernelsDocument"),
+    "env-bench": _env_bench,
     "doctor": _doctor,
 }
 """Name -> the schema of a command's document."""

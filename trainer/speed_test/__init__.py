@@ -1,0 +1,1 @@
+"""Speed test of a cluster: products, attention, memory and messages, measured by all ranks of a job."""
