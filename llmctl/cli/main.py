@@ -34,6 +34,7 @@ PANELS = {
         "schema": ("llmctl.cli.reference.schema", "Print a JSON schema, for editors and programs."),
         "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
         "plan": ("llmctl.cli.planning.plan", "Predict memory, speed and cost of a training run."),
+        "scale": ("llmctl.cli.planning.scale", "Measure how a training scales over numbers of nodes."),
         "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),
         "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     },

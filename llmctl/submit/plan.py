@@ -79,10 +79,7 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     Raises:
         UsageError, ConfigFileError, ProfileError: all problems, by flag, file and key, or profile.
     """
-    session = ClusterSession.for_jobs(context, *context.cluster(arguments.cluster), asks=not arguments.dry_run)
-    file = _read_config(context, arguments)
-    default_name = _default_name(arguments, file)
-    resolved, warnings = _resolve_arguments(context, session, arguments, file)
+    session, resolved, default_name, warnings = given_values(context, arguments)
     config = None
     if not arguments.command:
         from llmctl.submit.config_file import training_config
@@ -127,6 +124,18 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
         is_new=True,
         warnings=tuple(warnings),
     )
+
+
+def given_values(context: Context, arguments: SubmitArguments) -> tuple[ClusterSession, Resolved, str, list[str]]:
+    """The cluster, the values of file and flags as they were given, the run's default name, and warnings.
+
+    Raises:
+        UsageError, ConfigFileError, ProfileError: the cluster is unknown, or the file cannot be read.
+    """
+    session = ClusterSession.for_jobs(context, *context.cluster(arguments.cluster), asks=not arguments.dry_run)
+    file = _read_config(context, arguments)
+    resolved, warnings = _resolve_arguments(context, session, arguments, file)
+    return session, resolved, _default_name(arguments, file), warnings
 
 
 def _resolve_arguments(

@@ -58,6 +58,12 @@ def _plan() -> Schema:
     return {"anyOf": [object_schema(each) for each in (Prediction, SearchedLayouts, Calibration)]}
 
 
+def _scale() -> Schema:
+    from llmctl.operate.scale.table import ScaleDocument
+
+    return object_schema(ScaleDocument)
+
+
 def _nodes() -> Schema:
     from llmctl.cli.nodes import NodesDocument
     from llmctl.operate.bad_nodes import ExcludedDocument
@@ -107,6 +113,7 @@ DOCUMENTS: Mapping[str, Callable[[], Schema]] = {
     "submit": _submission,
     "import-script": _submission,
     "plan": _plan,
+    "scale": _scale,
     "resume": _resume,
     "status": _status,
     "list": _list,

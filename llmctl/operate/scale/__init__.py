@@ -1,0 +1,1 @@
+"""Runs of one config on several numbers of nodes, and a table of their speed."""

@@ -1,0 +1,1 @@
+"""Scaling over nodes on real schedulers."""
