@@ -49,6 +49,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "planning": {"config", "families"},
         "process": {"config"},
         "preflight": {"config", "process"},
+        "tuning": {"process"},
         "speed_test": {"config", "distributed", "process"},
         "hooks": {"config", "distributed"},
         "trackers": {"config", "hooks", "process"},

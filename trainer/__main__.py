@@ -39,11 +39,12 @@ COMMANDS = {
     "draw-pipeline": ("trainer.commands.draw_pipeline", "Draw a pipeline schedule and its bubble, as text and as SVG."),
     "bench": ("trainer.speed_test.command", "Measure devices and messages; the program behind llmctl env bench."),
     "kernels": ("trainer.ops.tools.command", "Build, inspect and benchmark the fused kernels."),
+    "tune": ("trainer.tuning.command", "The program of the job of llmctl tune."),
 }
 _PARALLEL = ("pretrain", "bench")
 _OF_LLMCTL = ("checkpoint", "data")
 _ENCODING = ("data prepare", "pretrain")
-_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels")
+_WITH_ENVIRONMENT = ("generate", "evaluate", "kernels", "tune")
 
 _HELP = ("-h", "--help")
 _USAGE = 2
