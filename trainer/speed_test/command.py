@@ -65,7 +65,7 @@ def main(
     cluster = parser.parse_args(arguments).cluster
     steps = Steps(speaks=launch.rank == 0)
     try:
-        device = choose_device(TrainingConfig.model_validate({"train_iters": 0, "seq_length": 1}), launch)
+        device = _device(launch)
         steps.begin("rendezvous")
         join_ranks(launch.rank, launch.world_size, device, _TIMEOUT)
         document = measure(device, GPU if device.type == "cuda" else CPU, is_first=launch.local_rank == 0, steps=steps)
@@ -81,6 +81,20 @@ def main(
     except Exception as error:
         return _report(error, steps, launch, run)
     return 0
+
+
+def _device(launch: LaunchEnvironment) -> torch.device:
+    """The GPU of this rank, or the CPU for a job without GPUs.
+
+    Raises:
+        ConfigError: torch finds fewer GPUs than the job has.
+    """
+    try:
+        return choose_device(TrainingConfig.model_validate({"train_iters": 0, "seq_length": 1}), launch)
+    except ConfigError as error:
+        # Its remedy is one of a training config.
+        found = error.problem.partition("; ")[0]
+        raise ConfigError("GPUs", f"{found}; llmctl doctor checks the torch of the jobs") from None
 
 
 def measure(device: torch.device, sizes: Sizes, *, is_first: bool, steps: Steps) -> HardwareDocument | None:
@@ -103,7 +117,8 @@ def measure(device: torch.device, sizes: Sizes, *, is_first: bool, steps: Steps)
     firsts: list[bool] = _gather(is_first, world_size)
     samples += measure_messages(clock, build_groups(firsts, rank), sizes, steps.begin)
     steps.begin("results of all ranks")
-    report = RankReport(socket.gethostname(), is_first, device_name(device), tuple(samples))
+    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+    report = RankReport(socket.gethostname(), is_first, device_name(device), memory, tuple(samples))
     reports = _gather(report, world_size)
     return _document(reports, str(dist.get_backend())) if rank == 0 else None
 
@@ -123,6 +138,7 @@ def _document(reports: Sequence[RankReport], backend: str) -> HardwareDocument:
         "cluster": "",
         "run_id": "",
         "device": device_of(reports),
+        "device_memory_bytes": min((report.memory for report in reports if report.memory is not None), default=None),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or torch.version.hip,
         "backend": backend,
@@ -135,10 +151,11 @@ def _document(reports: Sequence[RankReport], backend: str) -> HardwareDocument:
 
 def _report(error: Exception, steps: Steps, launch: LaunchEnvironment, run: RunDirectory | None) -> int:
     """Report this rank's failure with its step; returns the exit code."""
-    words = " ".join(f"{type(error).__name__}: {error}".split())
+    is_sentence = isinstance(error, ConfigError)
+    words = " ".join((str(error) if is_sentence else f"{type(error).__name__}: {error}").split())
     cause = StepError(f"{steps.name}: {words}")
     cause.__cause__ = error
-    code = 3 if isinstance(error, ConfigError) else 1
+    code = 3 if is_sentence else 1
     record_failure(run, launch.rank, f"local rank {launch.local_rank}", 0, cause, exit_code=code)
     print(f"trainer bench: rank {launch.rank} on {socket.gethostname()}: {cause}", file=sys.stderr, flush=True)
     return code

@@ -32,12 +32,14 @@ class RankReport:
         host: name of its node.
         is_first: True for the first rank of a node.
         device: name of the device.
+        memory: bytes of its memory; None without a GPU.
         samples: in the order of the measurements.
     """
 
     host: str
     is_first: bool
     device: str
+    memory: int | None
     samples: tuple[Sample, ...]
 
 

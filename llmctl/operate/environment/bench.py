@@ -88,7 +88,7 @@ def plan_bench(bench: Bench, *, dry_run: bool) -> SubmitPlan:
     own = "python3" if is_remote(profile) else sys.executable
     python = job_python(profile, context.folders, own)
     ranks = str(bench.given.get("gpus_per_node") or 1)
-    defaults = {"nodes": _default_nodes(context, profile), "time": _TIME}
+    defaults = {"nodes": _default_nodes(bench, profile), "time": _TIME}
     flags = [Flag(JOB_FLAGS[key], f"job.{key}", value) for key, value in {**defaults, **bench.request}.items()]
     name = f"bench-{bench.cluster}"[:_LONGEST_NAME]
     arguments = SubmitArguments(
@@ -101,12 +101,14 @@ def plan_bench(bench: Bench, *, dry_run: bool) -> SubmitPlan:
     return plan_submission(context, arguments)
 
 
-def _default_nodes(context: Context, profile: "ClusterProfile") -> int:
-    capabilities = context.backend(profile).capabilities
-    # On this machine, nodes would only share its devices.
-    if capabilities.starts_in_place:
+def _default_nodes(bench: Bench, profile: "ClusterProfile") -> int:
+    capabilities = bench.context.backend(profile).capabilities
+    kind = profile.resource_types.get(bench.given.get("resource_type") or profile.defaults.resource_type or "")
+    # On this machine, nodes would only share its devices; a job gets only one part of a node.
+    if capabilities.starts_in_place or (kind is not None and kind.fraction):
         return 1
-    return min(_NODES, len(profile.hosts)) if capabilities.starts_on_hosts else _NODES
+    available = len(profile.hosts) if capabilities.starts_on_hosts else kind.max_nodes if kind is not None else None
+    return min(_NODES, available or _NODES)
 
 
 def known_result(bench: Bench) -> HardwareDocument | None:
@@ -139,6 +141,7 @@ def measure_cluster(bench: Bench, *, again: bool) -> HardwareDocument | int:
         bench.context.tell(f"going on with {record.run_id}; --again starts a new run")
     code = follow_run(record, session.transport, backend=session.backend, output=PlainOutput(sys.stderr))
     if code:
+        bench.context.tell("the same command comes back to the run, and keeps its result")
         return code
     document = _read_result(record, session)
     keep_hardware(bench.context, document)

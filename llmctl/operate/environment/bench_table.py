@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.config.records.measured_hardware import HardwareDocument, Measurement
-from trainer.planning.estimate.devices import DEVICES, Device, find_device
+from trainer.planning.estimate.devices import DEVICES, GIB, Device, find_device
 
 if TYPE_CHECKING:
     from llmctl.site.profile import ClusterProfile
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _HEAD = ("MEASUREMENT", "SIZE", "GROUP", "TIME", "RATE", "OF DATA SHEET")
 _COMPUTING = ("product", "attention forward", "attention backward")
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MOST_HOSTS = 8
 _SLOWER = 1.15
 """Time of the slowest device by the median above which it is told: below 0.85 of the speed, as in a preflight."""
 
@@ -29,8 +30,9 @@ def data_sheet(document: HardwareDocument, profile: "ClusterProfile", resource_t
     kind = profile.resource_types.get(resource_type or profile.defaults.resource_type or "")
     if kind is not None and kind.gpu is not None:
         return find_device(kind.gpu, kind.gpu_memory_gib)
-    words = document["device"].replace("-", " ").split()
-    return next((device for name, device in DEVICES.items() if name.partition("-")[0] in words), None)
+    words, memory = document["device"].replace("-", " ").split(), document["device_memory_bytes"]
+    name = next((name for name in DEVICES if name.partition("-")[0] in words), None)
+    return find_device(name.partition("-")[0], memory / GIB if memory is not None else None) if name else None
 
 
 def table_lines(document: HardwareDocument, device: Device | None) -> Iterator[str]:
@@ -44,7 +46,9 @@ def table_lines(document: HardwareDocument, device: Device | None) -> Iterator[s
     size = f"{nodes} {'node' if nodes == 1 else 'nodes'} x {each} {document['device']}"
     software = f"torch {document['torch']}" + (f", CUDA {document['cuda']}" if document["cuda"] else "")
     yield f"{document['cluster']}: {size}, {software}, {document['backend']}"
-    yield f"{', '.join(document['hosts'])}; {document['date']}, run {document['run_id']}"
+    names, more = document["hosts"][:_MOST_HOSTS], nodes - _MOST_HOSTS
+    hosts = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    yield f"{hosts}; {document['date']}, run {document['run_id']}"
     rows = [_HEAD, *(_row(one, device, each) for one in document["measurements"])]
     if device is None:
         rows = [row[:-1] for row in rows]

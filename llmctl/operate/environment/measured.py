@@ -16,6 +16,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("date", "cluster", "run_id", "device", "torch", "backend"), (str,)),
     **dict.fromkeys(("nodes", "devices_per_node"), (int,)),
     **dict.fromkeys(("hosts", "measurements"), (list,)),
+    "cuda": (str, type(None)),
+    "device_memory_bytes": (int, type(None)),
 }
 _MEASUREMENT_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("what", "dtype", "group", "slowest_host"), (str,)),

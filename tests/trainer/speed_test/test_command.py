@@ -24,6 +24,7 @@ def check_whole(document, nodes):
     assert (document["schema"], document["nodes"], document["devices_per_node"]) == (SCHEMA, nodes, 2 // nodes)
     assert document["hosts"] == [socket.gethostname()] * nodes
     assert (document["device"], document["backend"], document["cuda"]) == ("CPU", "gloo", torch.version.cuda)
+    assert document["device_memory_bytes"] is None
     for one in document["measurements"]:
         assert one["seconds"] > 0 and one["repetitions"] >= 3, one
         assert one["rate"] == pytest.approx(one["work"] / one["seconds"]), one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from trainer.process.launch_environment import LaunchEnvironment
 from trainer.process.run_directory import RunDirectory
@@ -32,7 +33,7 @@ def test_groups_of_the_same_ranks_are_measured_once(firsts, found):
 def test_the_median_of_the_devices_counts_and_the_slowest_is_named():
     times = {"n1": 2.0, "n2": 9.0, "n3": 3.0}
     reports = [
-        RankReport(host, True, "D", (Sample("product", "bfloat16", 60.0, seconds, 5, shape=(1, 5, 6)),))
+        RankReport(host, True, "D", None, (Sample("product", "bfloat16", 60.0, seconds, 5, shape=(1, 5, 6)),))
         for host, seconds in times.items()
     ]
     (one,) = combine(reports)
@@ -59,3 +60,12 @@ def test_a_failure_names_the_step_and_the_cause(tmp_path, monkeypatch, capsys):
     assert record["message"] == "rendezvous: RuntimeError: the link is down"
     seen = capsys.readouterr()
     assert seen.out == "bench: rendezvous\n" and record["message"] in seen.err
+
+
+def test_a_job_with_gpus_does_not_measure_the_cpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run = RunDirectory(tmp_path)
+    assert command.main([], LaunchEnvironment(gpus_per_node=4), run, {}) == 3
+    record = json.loads(run.error(0).read_text())
+    assert record["message"].startswith("device: GPUs: the job has 4 GPUs per node, but torch ")
+    assert record["message"].endswith("; llmctl doctor checks the torch of the jobs") and not capsys.readouterr().out

@@ -70,6 +70,8 @@ class HardwareDocument(TypedDict):
     """The run that measured."""
     device: str
     """Name of the device, as its driver reports it; CPU without a GPU."""
+    device_memory_bytes: int | None
+    """Memory of the smallest device; null without GPUs."""
     torch: str
     """Version of torch."""
     cuda: str | None

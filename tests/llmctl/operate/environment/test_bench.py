@@ -79,16 +79,37 @@ def test_bad_input_is_told(home, capfd, words, told):
     assert not (home / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        (("--cluster", "local"), 1),
+        (("--cluster", "abci", "--resource-type", "rt_C.small"), 1),
+        (("--cluster", "abci"), 2),
+        (("--cluster", "abci", "--nodes", "3"), 3),
+    ],
+)
+def test_two_nodes_are_the_default_where_a_job_can_have_them(home, capfd, words, nodes):  # noqa: ARG001 - of this user
+    assert main(["env", "bench", *words, "--dry-run"]) == 0
+    assert f"{nodes} node" in capfd.readouterr().out
+
+
+def test_a_part_of_a_node_is_measured_alone_without_a_limit_of_nodes(home, capfd):
+    overlay = home / "config/llmctl/clusters/abci.yaml"
+    overlay.parent.mkdir(parents=True)
+    overlay.write_text('{"resource_types": {"rt_C.small": {"max_nodes": null}}}')
+    assert main(["env", "bench", "--cluster", "abci", "--resource-type", "rt_C.small", "--dry-run"]) == 0
+    assert "1 node" in capfd.readouterr().out
+
+
 def damaged_documents():
     """Documents of the right version, each with one fault."""
     texts = ("date", "cluster", "run_id", "device", "torch", "backend")
     whole = {
         "schema": 1,
         **dict.fromkeys(texts, "x"),
-        "nodes": 1,
-        "devices_per_node": 1,
-        "hosts": [],
-        "measurements": [],
+        **dict.fromkeys(("nodes", "devices_per_node"), 1),
+        **dict.fromkeys(("cuda", "device_memory_bytes"), None),
+        **dict.fromkeys(("hosts", "measurements"), ()),
     }
     yield "{"
     yield json.dumps({**whole, "hosts": "n1"})

@@ -16,11 +16,12 @@ def measurement(what="product", rate=1.0, group="device", dtype="bfloat16", **mo
     return {**found, **times, "rate": rate, **more}
 
 
-def document(*measurements, device="NVIDIA H200"):
+def document(*measurements, device="NVIDIA H200", memory=141 << 30):
     found = {"schema": 1, "date": "2026-11-29T00:00:00+00:00", "cluster": "lab", "run_id": "bench-lab-1"}
     software = {"torch": "2.13.0", "cuda": "13.0", "backend": "nccl"}
     size = {"nodes": 2, "devices_per_node": 8, "hosts": ["n1", "n2"]}
-    return {**found, "device": device, **software, **size, "measurements": [*measurements]}
+    about = {"device": device, "device_memory_bytes": memory}
+    return {**found, **about, **software, **size, "measurements": [*measurements]}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,21 @@ def test_shares_are_those_of_the_data_sheet(one, share):
 def test_the_sheet_is_that_of_the_kind_of_node(home, device, resource_type, name):  # noqa: ARG001 - of this user
     profile = load_profile(UserFolders.from_environment(os.environ), "abci", "--cluster")
     found = data_sheet(document(device=device), profile, resource_type)
+    assert (found.name if found is not None else None) == name
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79 << 30, "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", 39 << 30, "A100-40GB"),
+        ("NVIDIA H200", None, "H200"),
+        ("NVIDIA L4", 22 << 30, None),
+    ],
+)
+def test_without_a_gpu_in_the_profile_the_sheet_is_that_of_the_measured_name(home, device, memory, name):  # noqa: ARG001
+    profile = load_profile(UserFolders.from_environment(os.environ), "local", "--cluster")
+    found = data_sheet(document(device=device, memory=memory), profile, None)
     assert (found.name if found is not None else None) == name
 
 
