@@ -4,15 +4,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llmctl.context import Context
-from llmctl.errors import LlmctlError, RecordError, SubmissionLost
+from llmctl.context import ClusterSession, Context
+from llmctl.errors import LlmctlError, ProfileError, RecordError, SchedulerError, SubmissionLost
 from llmctl.job_state import JobState
 from llmctl.operate.plot.histories import read_runs
 from llmctl.operate.scale.kept import Scaling, ScalingFiles, SizeRun
 from llmctl.operate.scale.plan import SizePlan
 from llmctl.operate.scale.table import SizeState
-from llmctl.operate.survey import RunSurvey
+from llmctl.operate.survey import RunSurvey, load_records
 from llmctl.runs.index import IndexEntry
+from llmctl.runs.record import RecordAbsent
 from llmctl.runs.scheduler_query import INTERVAL_S
 from llmctl.runs.series.steady import FIRST_ROWS, KEYS, steady_step
 from llmctl.runs.view import RunView
@@ -30,7 +31,7 @@ class SizeSurvey:
     _steps: dict[str, float | None] = field(default_factory=dict)
 
     def look(self, scaling: Scaling) -> list[SizeState]:
-        """The sizes whose runs the index knows, with their measured steps.
+        """The sizes whose runs are still there, with their measured steps.
 
         Raises:
             RecordError, ProfileError, SchedulerError: the metrics of a completed run cannot be read.
@@ -38,7 +39,22 @@ class SizeSurvey:
         context = self.survey.context
         found = [(run, entry) for run in scaling.runs if (entry := _entry(context, run)) is not None]
         views = self.survey.look([entry for _, entry in found])
-        return [self._state(*pair, view) for pair, view in zip(found, views, strict=True)]
+        return [
+            self._state(run, entry, view)
+            for (run, entry), view in zip(found, views, strict=True)
+            if view.state is not JobState.UNKNOWN or not self._is_removed(entry)
+        ]
+
+    def _is_removed(self, entry: IndexEntry) -> bool:
+        """True if the run's directory is gone: such a run would be waited for without end."""
+        if entry.cluster in self.survey.unreachable:
+            return False
+        try:
+            session = ClusterSession.of(self.survey.context, entry.cluster, f"run {entry.run_id}")
+            (record,) = load_records([entry], session)
+        except (ProfileError, SchedulerError):
+            return False
+        return isinstance(record, RecordAbsent)
 
     def _state(self, run: SizeRun, entry: IndexEntry, view: RunView) -> SizeState:
         if view.state is not JobState.COMPLETED:

@@ -1,5 +1,6 @@
 """Plans of all sizes of a scaling: checked together, nothing is written or started."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,21 +9,31 @@ from typing import Any
 from llmctl.context import ClusterSession, Context
 from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordError, UsageError
 from llmctl.operate.scale.kept import Scaling, ScalingFiles, SizeRun
-from llmctl.operate.scale.settings import changed_values, compared_values
+from llmctl.operate.scale.settings import BY, changed_values, compared_values
 from llmctl.operate.scale.sizes import BATCH, Batches, batches_of, section
+from llmctl.runs.record import new_run_id
 from llmctl.submit.decide import build_request
-from llmctl.submit.job import JobCost, SubmitArguments, SubmitPlan
+from llmctl.submit.job import Flag, JobCost, SubmitArguments, SubmitPlan
 from llmctl.submit.origins import Resolved
 from llmctl.submit.plan import given_values, notes_beforehand, plan_submission
 from llmctl.submit.resolve import job_section, job_spec
 
+_SAVE = "checkpoint.save"
+
 
 @dataclass(frozen=True)
 class SizePlan:
-    """The submission of one size, and the run that the scaling keeps of it."""
+    """The submission of one size.
+
+    Attributes:
+        plan: of the submission.
+        run: kept by the scaling.
+        why_unpredicted: the reason why there is no prediction; empty if there is one.
+    """
 
     plan: SubmitPlan
     run: SizeRun
+    why_unpredicted: str
 
 
 @dataclass(frozen=True)
@@ -162,45 +173,69 @@ def _joined(first: list[UsageError], errors: Sequence[tuple[int, LlmctlError]], 
 
 
 def _plan_size(asked: Asked, nodes: int, batch: int) -> SizePlan:
-    flags = changed_values(asked.values, batch, asked.scaling.steps)
-    job = {**asked.arguments.job, "nodes": nodes, "name": f"{asked.scaling.name}-{nodes}n"}
+    name = f"{asked.scaling.name}-{nodes}n"
+    flags = _flags_of_size(asked, batch, _save_folder(asked, name))
+    job = {**asked.arguments.job, "nodes": nodes, "name": name}
     plan = plan_submission(asked.context, replace(asked.arguments, job=job, flags=tuple(flags)))
     assert plan.job.config is not None
     cost = plan.job.cost
-    return SizePlan(
-        plan,
-        SizeRun(
-            run_id=plan.record.run_id,
-            nodes=nodes,
-            devices=plan.job.request.nodes * plan.job.request.ranks_per_node,
-            global_batch_size=batch,
-            tokens_per_step=batch * plan.job.config.tokens_per_sample,
-            predicted_s=_predicted(plan, asked.context, dry_run=asked.arguments.dry_run),
-            node_hours=None if cost is None else cost.node_hours,
-            points=None if cost is None else cost.points,
-        ),
+    predicted = _predicted(plan, asked.context, dry_run=asked.arguments.dry_run)
+    run = SizeRun(
+        run_id=plan.record.run_id,
+        nodes=nodes,
+        devices=plan.job.request.nodes * plan.job.request.ranks_per_node,
+        global_batch_size=batch,
+        tokens_per_step=batch * plan.job.config.tokens_per_sample,
+        predicted_s=None if isinstance(predicted, str) else predicted,
+        node_hours=None if cost is None else cost.node_hours,
+        points=None if cost is None else cost.points,
     )
+    return SizePlan(plan, run, predicted if isinstance(predicted, str) else "")
 
 
-def _predicted(plan: SubmitPlan, context: Context, *, dry_run: bool) -> float | None:
-    """Predicted seconds of a step; None if the model's vocabulary or the device is unknown, or has no estimate."""
+def _flags_of_size(asked: Asked, batch: int, save: str | None) -> Iterator[Flag]:
+    """The values of a short run; a message about a flag has the flag's words alone, so that they name the key too."""
+    for flag in changed_values(asked.values, batch, asked.scaling.steps):
+        if flag.key == _SAVE:
+            if section(asked.values, "checkpoint").get("save") is not None:
+                yield Flag(f"{BY}: {_SAVE}", _SAVE, save)
+        else:
+            yield replace(flag, flag=f"{BY}: {flag.key}") if flag.flag == BY else flag
+
+
+def _save_folder(asked: Asked, name: str) -> str | None:
+    """A folder of the run's own beside the config's checkpoints, for hosts that do not share the run directory."""
+    save = section(asked.values, "checkpoint").get("save")
+    if asked.session.profile.shared or not isinstance(save, str):
+        return None
+    return f"{save.rstrip('/')}-scale/{new_run_id(name, time.strftime('%y%m%d-%H%M%S'))}"
+
+
+def _predicted(plan: SubmitPlan, context: Context, *, dry_run: bool) -> float | str:
+    """Predicted seconds of a step, or the reason why there is no prediction."""
     from llmctl.operate.submission import preview_of_job
     from llmctl.submit.preview.estimate import estimate_of
     from trainer.planning.estimate.devices import DEVICES
 
-    facts = preview_of_job(plan, context, asks=not dry_run).facts
-    if facts is None or facts["iteration_time_s"] is not None or plan.job.request.gpus_per_node:
-        return None if facts is None else facts["iteration_time_s"]
+    preview = preview_of_job(plan, context, asks=not dry_run)
+    facts = preview.facts
+    assert facts is not None
+    if facts["iteration_time_s"] is not None:
+        return facts["iteration_time_s"]
+    if plan.job.request.gpus_per_node:
+        return dict(preview.rows)["estimate"]
     # A cluster's nodes without GPUs: their memory is unknown, and does not matter for the time.
     planned = estimate_of(plan.job, facts["vocabulary"], DEVICES["CPU"])
-    return None if isinstance(planned, str) else planned.step.total
+    return planned if isinstance(planned, str) else planned.step.total
 
 
 def notes_of(asked: Asked, plans: Sequence[SizePlan]) -> list[str]:
     """Notes to be told before the jobs are submitted, each once, the cost of all jobs last."""
     notes = [asked.batches.note] if asked.batches.note else []
     for each in plans:
-        notes += [note for note in notes_beforehand(each.plan, asked.context, has_page=True) if note not in notes]
+        unpredicted = [f"no prediction: {each.why_unpredicted}"] if each.why_unpredicted else []
+        own = [*notes_beforehand(each.plan, asked.context, has_page=True), *unpredicted]
+        notes += [note for note in own if note not in notes]
     return [*(note for note in notes if note not in _beside_the_point(plans)), *_cost(plans)]
 
 

@@ -1,6 +1,7 @@
 """``llmctl scale`` on cluster local, with real runs, and with runs that the test has made."""
 
 import json
+import shutil
 import socket
 from statistics import median
 
@@ -9,6 +10,7 @@ import yaml
 
 from llmctl.backends.base import SubmittedJob
 from llmctl.cli.main import main
+from llmctl.cli.planning import scale_table
 from llmctl.errors import SchedulerError
 from llmctl.operate.scale import measure
 from llmctl.operate.scale.kept import ScalingFiles
@@ -44,7 +46,7 @@ class Cluster:
     """Runs that end at once: steps take 8 seconds by the number of nodes, and on ``broken`` nodes the run fails."""
 
     def __init__(self, place, monkeypatch):
-        self.place, self.broken, self.refused, self.queue = place, set(), set(), []
+        self.place, self.broken, self.refused, self.queue, self.rows = place, set(), set(), [], 20
         monkeypatch.setattr(measure, "execute_plan", self.execute)
 
     def execute(self, plan, context):
@@ -58,7 +60,7 @@ class Cluster:
         run = MadeRun(record)
         self.queue.append((record.name, plan.job.config))
         attempt = run.start_attempt()
-        for step in range(1, 21):
+        for step in range(1, self.rows + 1):
             run.metrics(step, iteration_time_s=100.0 if step <= 3 else 8.0 / nodes)
         if nodes in self.broken:
             leave(attempt, "failed", 1)
@@ -128,6 +130,14 @@ def test_a_further_size_joins_those_that_have_run(cluster, capsys):
     assert [name for name, _ in cluster.queue] == ["c-1n", "c-2n", "c-4n"]
 
 
+@pytest.mark.usefixtures("cluster")
+def test_a_smaller_size_is_awaited_before_the_row_of_a_larger_one(capsys):
+    rows(capsys, "c.yaml", "--nodes", "2", "--weak")
+    lines = scale(capsys, "c.yaml", "--nodes", "1,2", "--weak").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["RUN", "c-1n", "c-2n"]
+    assert [line.split()[7] for line in lines[1:]] == ["100.0%", "200.0%"]
+
+
 def test_a_size_that_failed_is_told_and_run_again_only_if_asked(cluster, capsys):
     cluster.broken = {2}
     words = ("c.yaml", "--nodes", "1,2")
@@ -149,6 +159,57 @@ def test_a_size_that_was_not_accepted_is_submitted_by_the_next_call(cluster, cap
     cluster.refused = set()
     assert [row["state"] for row in rows(capsys, "c.yaml", "--nodes", "1,2")] == ["completed"] * 2
     assert [name for name, _ in cluster.queue] == ["c-1n", "c-2n"]
+
+
+def test_a_run_whose_directory_is_gone_is_not_waited_for(cluster, capsys):
+    rows(capsys, "c.yaml", "--nodes", "1,2")
+    (gone,) = (name for name in runs_of(cluster.place) if name.startswith("c-2n"))
+    shutil.rmtree(cluster.place / "runs" / gone)
+    assert [row["nodes"] for row in rows(capsys, "c", "--follow")] == [1]
+    assert [row["state"] for row in rows(capsys, "c.yaml", "--nodes", "1,2")] == ["completed"] * 2
+    assert [name for name, _ in cluster.queue] == ["c-1n", "c-2n", "c-2n"]
+
+
+def test_a_run_that_cannot_be_read_is_kept(cluster, capsys):
+    """It may still be going on: another one would be a second job."""
+    rows(capsys, "c.yaml", "--nodes", "1")
+    (name,) = runs_of(cluster.place)
+    (cluster.place / "runs" / name / "run.json").write_text("{")
+    assert [row["state"] for row in rows(capsys, "c")] == ["unknown"]
+
+
+def test_a_run_with_too_few_rows_has_no_speed(cluster, capsys):
+    cluster.rows = 5
+    assert "has too few rows of metrics after the first 3" in scale(capsys, "c.yaml", "--nodes", "1", code=6).err
+
+
+def test_hosts_without_shared_files_save_in_a_folder_of_the_run(place, capsys):
+    folder = place / "config/llmctl/clusters"
+    folder.mkdir(parents=True)
+    profile = {"scheduler": "ssh", "hosts": ["a", "b"], "shared": False, "runs_root": "/runs"}
+    (folder / "two.yaml").write_text(yaml.safe_dump(profile))
+    words = ("c.yaml", "--cluster", "two", "--nodes", "1,2", "--dry-run")
+    assert "checkpoint.save: is unset: the hosts of two share no runs_root" in scale(capsys, *words, code=2).err
+    found = scale(capsys, *words, "--set", "checkpoint.save=/nfs/kept").err
+    assert "/nfs/kept-scale/c-1n-" in found and "/nfs/kept-scale/c-2n-" in found
+
+
+def test_the_reason_why_there_is_no_prediction_is_told(place, capsys):
+    folder = place / "config/llmctl/clusters"
+    folder.mkdir(parents=True)
+    profile = {"scheduler": "slurm", "resource_types": {"x": {"gpus": 1}}, "defaults": {"resource_type": "x"}}
+    (folder / "bed.yaml").write_text(yaml.safe_dump({**profile, "runs_root": f"{place}/runs"}))
+    found = scale(capsys, "c.yaml", "--cluster", "bed", "--nodes", "1,2", "--dry-run")
+    assert found.err.count("no prediction: unknown: the profile names no known GPU") == 1
+    assert found.out.count("no prediction") == 2
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_terminal_has_a_plot_below_the_table(capsys, monkeypatch):
+    rows(capsys, "c.yaml", "--nodes", "1,2")
+    assert "tokens/s over nodes" not in scale(capsys, "c").out
+    monkeypatch.setattr(scale_table, "is_for_people", lambda: True)
+    assert "tokens/s over nodes" in scale(capsys, "c").out
 
 
 @pytest.mark.usefixtures("cluster")
