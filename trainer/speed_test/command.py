@@ -21,6 +21,7 @@ from trainer.config.sections.training import TrainingConfig
 from trainer.distributed.rendezvous import join_ranks
 from trainer.process.device import choose_device, device_name
 from trainer.process.failure import record_failure
+from trainer.process.lost_peer import backend_words, lost_peer
 from trainer.process.run_directory import write_json
 from trainer.speed_test.clock import Clock
 from trainer.speed_test.device_speed import measure_device
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = timedelta(minutes=3)
 """No message takes a second: a longer wait means that a peer or a link is lost."""
+_LOST = {"gone": "another rank has ended: ", "late": "another rank does not answer: "}
 
 
 class StepError(RuntimeError):
@@ -152,10 +154,20 @@ def _document(reports: Sequence[RankReport], backend: str) -> HardwareDocument:
 def _report(error: Exception, steps: Steps, launch: LaunchEnvironment, run: RunDirectory | None) -> int:
     """Report this rank's failure with its step; returns the exit code."""
     is_sentence = isinstance(error, ConfigError)
-    words = " ".join((str(error) if is_sentence else f"{type(error).__name__}: {error}").split())
-    cause = StepError(f"{steps.name}: {words}")
+    # The peer has left a record of its own, or was killed; then the launcher tells of its end.
+    lost = lost_peer(backend_words(error)) if isinstance(error, RuntimeError) and launch.world_size > 1 else None
+    about = _LOST[lost] if lost is not None else "" if is_sentence else f"{type(error).__name__}: "
+    cause = StepError(f"{steps.name}: {about}{' '.join(backend_words(error).split())}")
     cause.__cause__ = error
     code = 3 if is_sentence else 1
-    record_failure(run, launch.rank, f"local rank {launch.local_rank}", 0, cause, exit_code=code)
+    record_failure(
+        run,
+        launch.rank,
+        f"local rank {launch.local_rank}",
+        0,
+        cause,
+        exit_code=code,
+        consequence=str(cause) if lost else "",
+    )
     print(f"trainer bench: rank {launch.rank} on {socket.gethostname()}: {cause}", file=sys.stderr, flush=True)
     return code

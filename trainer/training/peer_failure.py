@@ -15,7 +15,6 @@ save.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,41 +22,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.directory import CheckpointError
+from trainer.process.lost_peer import backend_words, lost_peer
 from trainer.training.missing_nodes import missing_nodes
 
 if TYPE_CHECKING:
     from trainer.distributed.mesh import ParallelMesh
     from trainer.process.run_directory import RunDirectory
-
-_GONE = (
-    "connection closed by peer",
-    "connection closed by remote peer",
-    "connection reset by peer",
-    "connection refused",
-    "connection was likely closed",
-    "broken pipe",
-    "got 0 bytes",
-    "socket closed",
-    "remote process exit",
-    "communicator was aborted",
-)
-"""Messages of gloo, NCCL and torch's store for a connection that the other side has closed.
-
-Whole phrases, because a rank that cannot open its own socket, or finds no interface, is itself a cause.
-"""
-_LATE = (
-    "timed out waiting",
-    "timed out after",
-    "timed out connecting",
-    "connection timed out",
-    "timeout caused pair closure",
-    "wait timeout after",
-    "socket timeout",
-    "caught collective operation timeout",
-)
-"""Messages for a peer that does not answer. CUDA reports a slow kernel as: timed out and was terminated."""
-_BOILERPLATE = re.compile(r"\. This is typically caused by.*", re.DOTALL)
-_SOURCE_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
 
 # Module that started a communication -> axis of the communication; the first match counts.
 _AXES = (
@@ -102,21 +72,20 @@ class PeerFailure:
 
         Without other ranks every error is a cause.
         """
-        message = _BOILERPLATE.sub("", _SOURCE_PLACE.sub("", str(error)))
-        words = message.lower()
-        is_late = any(word in words for word in _LATE)
+        message = backend_words(error)
+        lost = lost_peer(message)
         # torch.distributed raises RuntimeError and its subclasses. An OSError comes from a file or a user's connection,
         # and a CheckpointError quotes an OSError.
         if not isinstance(error, RuntimeError) or isinstance(error, CheckpointError):
             return None
-        if not (is_late or any(word in words for word in _GONE)):
+        if lost is None:
             return None
         others = tuple(rank for rank in range(mesh.world_size) if rank != mesh.rank)
         axis = _axis_of(error)
         peers = tuple(rank for rank in getattr(mesh, f"{axis}_ranks") if rank != mesh.rank) if axis else ()
         # A module that communicates over an axis of size 1 must have communicated over another axis.
         axis, peers = (axis, peers) if peers else ("", others)
-        return cls(is_late, axis, peers, phase, message) if peers else None
+        return cls(lost == "late", axis, peers, phase, message) if peers else None
 
     def sentence(self, mesh: ParallelMesh, run: RunDirectory | None, silent: Sequence[int] = ()) -> str:
         """Description of the peer failure in one line.

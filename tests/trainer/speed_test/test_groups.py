@@ -62,6 +62,25 @@ def test_a_failure_names_the_step_and_the_cause(tmp_path, monkeypatch, capsys):
     assert seen.out == "bench: rendezvous\n" and record["message"] in seen.err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("[/a/pair.cc:553] Connection closed by peer [n2]:1. This is typically caused by", "another rank has ended: "),
+        ("Timed out waiting 180000ms for recv", "another rank does not answer: "),
+    ],
+)
+def test_a_rank_that_lost_a_peer_is_not_the_cause(tmp_path, monkeypatch, words, told):
+    def lost(*_: object) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(command, "join_ranks", lost)
+    run = RunDirectory(tmp_path)
+    assert command.main([], LaunchEnvironment(world_size=2, gpus_per_node=0), run, {}) == 1
+    record = json.loads(run.error(0).read_text())
+    assert record["consequence"] and record["message"].startswith(f"rendezvous: {told}")
+    assert "pair.cc" not in record["message"] and "typically" not in record["message"]
+
+
 def test_a_job_with_gpus_does_not_measure_the_cpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run = RunDirectory(tmp_path)
