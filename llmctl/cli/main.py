@@ -35,6 +35,7 @@ PANELS = {
         "import-script": ("llmctl.cli.import_script", "Turn a Megatron-LM training script into a config."),
         "plan": ("llmctl.cli.planning.plan", "Predict memory, speed and cost of a training run."),
         "scale": ("llmctl.cli.planning.scale", "Measure how a training scales over numbers of nodes."),
+        "tune": ("llmctl.cli.planning.tune", "Try the fastest layouts in short runs, and keep the fastest."),
         "resume": ("llmctl.cli.resume", "Resume a run from its latest checkpoint."),
         "interactive": ("llmctl.cli.interactive", "Open a shell, or run a command, in a job's environment."),
     },

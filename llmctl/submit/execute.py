@@ -204,8 +204,9 @@ def _write(
 
 
 def _files(plan: SubmitPlan, context: Context) -> list[FileWrite]:
-    """Config, secrets and script of a submission."""
-    record, files = plan.record, []
+    """Config, secrets, script and further files of a submission."""
+    record = plan.record
+    files = [FileWrite(f"{record.run_dir}/{name}", content) for name, content in plan.files.items()]
     if record.config is not None:
         import yaml
 

@@ -352,6 +352,7 @@ class SubmitPlan:
         installed: use the environment's trainer.
         is_new: True if the run directory must be created.
         warnings: for the user, on standard error.
+        files: name -> content of further files for the run directory.
     """
 
     record: "RunRecord"
@@ -361,6 +362,7 @@ class SubmitPlan:
     installed: bool
     is_new: bool
     warnings: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def bad_node_facts(bad: "BadNode") -> BadNodeFacts:

@@ -64,6 +64,12 @@ def _scale() -> Schema:
     return object_schema(ScaleDocument)
 
 
+def _tune() -> Schema:
+    from llmctl.operate.tuning.results import TuneDocument
+
+    return object_schema(TuneDocument)
+
+
 def _nodes() -> Schema:
     from llmctl.cli.nodes import NodesDocument
     from llmctl.operate.bad_nodes import ExcludedDocument
@@ -114,6 +120,7 @@ DOCUMENTS: Mapping[str, Callable[[], Schema]] = {
     "import-script": _submission,
     "plan": _plan,
     "scale": _scale,
+    "tune": _tune,
     "resume": _resume,
     "status": _status,
     "list": _list,

@@ -52,29 +52,31 @@ _NOT_OF_SPEED = frozenset(
 )
 
 
-def changed_values(values: Mapping[str, Any], batch: int, steps: int) -> Iterator[Flag]:
-    """The values that a run of one size has in the place of the config's.
+def changed_values(values: Mapping[str, Any], batch: int | None, steps: int, by: str = BY) -> Iterator[Flag]:
+    """The values that a short run has in the place of the config's.
 
     Args:
         values: of the config, as given.
-        batch: global batch of the size.
+        batch: global batch; None: that of the config.
         steps: iterations.
+        by: command that sets them.
     """
     yield Flag("--steps", "training.train_iters", steps)
-    yield Flag(BY, BATCH, batch)
-    yield from (Flag(BY, key, value) for key, value in _UNCHANGED.items())
+    if batch is not None:
+        yield Flag(by, BATCH, batch)
+    yield from (Flag(by, key, value) for key, value in _UNCHANGED.items())
     training, optimizer, checkpoint = (section(values, name) for name in ("training", "optimizer", "checkpoint"))
     if training.get("on_loss_spike") == "roll_back":  # there is no checkpoint to go back to
-        yield Flag(BY, "training.on_loss_spike", "tell")
+        yield Flag(by, "training.on_loss_spike", "tell")
     length = training.get("train_iters")
     if optimizer.get("lr_decay_iters") is None and type(length) is int:
         # The schedule stays that of the whole run: its warmup may be longer than these steps.
-        yield Flag(BY, "optimizer.lr_decay_iters", max(length, steps))
+        yield Flag(by, "optimizer.lr_decay_iters", max(length, steps))
     load, save = checkpoint.get("load"), checkpoint.get("save")
     if isinstance(load, str):
         goes_on = isinstance(save, str) and normpath(load) == normpath(save)
         # Of the weights alone a run begins at step 0, however far the checkpoint is.
-        yield Flag(BY, *(("checkpoint.load", None) if goes_on else ("checkpoint.finetune", True)))
+        yield Flag(by, *(("checkpoint.load", None) if goes_on else ("checkpoint.finetune", True)))
 
 
 def compared_values(values: Mapping[str, Any]) -> dict[str, Any]:

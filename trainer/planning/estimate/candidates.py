@@ -169,7 +169,8 @@ class _Bounds:
             table = f"{schedule}{f' x{chunks}' if chunks > 1 else ''}, " if mesh.pp > 1 else ""
             table += f"mbs {self.values['training.micro_batch_size']}"
             for stage in range(4) if copies > 1 else (0,):
-                for offload in (False, True) if stage < 2 else (False,):
+                # On a CPU device all states are in its memory.
+                for offload in (False, True) if stage < 2 and device.host else (False,):
                     values = {
                         **self.values,
                         "parallel.pipeline_schedule": schedule,

@@ -1,0 +1,1 @@
+"""Tuning of layouts on real schedulers."""
