@@ -44,6 +44,7 @@ def scale(
         int | None, typer.Option(metavar="N", min=1, help="Ranks per node. Default: the node's GPUs.")
     ] = None,
     launcher: Annotated[str | None, typer.Option(metavar="torchrun|srun|mpirun", help="Launcher of the ranks.")] = None,
+    container: Annotated[str | None, typer.Option(metavar="IMAGE", help="Container image.")] = None,
     time: Annotated[str | None, typer.Option(metavar="H:M:S", help="Time limit of each job; 10m and 1h too.")] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the scaling. Default: of CONFIG.")] = None,
     settings: Annotated[
@@ -81,7 +82,7 @@ def scale(
 def _arguments(given: Mapping[str, Any]) -> "SubmitArguments":
     from llmctl.submit.job import SubmitArguments
 
-    keys = ("resource_type", "queue", "group", "gpus_per_node", "launcher", "time", "name")
+    keys = ("resource_type", "queue", "group", "gpus_per_node", "launcher", "container", "time", "name")
     return SubmitArguments(
         config=given["config"],
         cluster=given["cluster"],

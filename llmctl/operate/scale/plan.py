@@ -167,7 +167,8 @@ def _joined(first: list[UsageError], errors: Sequence[tuple[int, LlmctlError]], 
     lines = [error.message for error in first]
     for message, sizes in of_message.items():
         where = "" if len(sizes) == count else f"--nodes {','.join(map(str, sizes))}: "
-        lines.append(where + message)
+        # A layout that does not fit is blamed on --nodes, which the sizes name already.
+        lines.append(where + (message.removeprefix("--nodes: ") if where else message))
     kind = type(first[0] if first else errors[0][1])
     return kind("\n".join([lines[0], *(f"also: {line}" for line in lines[1:])]))
 

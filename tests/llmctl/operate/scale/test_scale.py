@@ -234,10 +234,11 @@ def test_all_problems_are_told_before_anything_is_submitted(cluster, capsys):
 
 
 def test_a_problem_of_some_sizes_names_them(cluster, capsys):
-    layout = ("--set", "parallel.tensor_model_parallel_size=2")
-    found = scale(capsys, "c.yaml", "--nodes", "1,2,3,4", *layout, code=2).err
+    layout = {"parallel": {"tensor_model_parallel_size": 2}}
+    (cluster.place / "c.yaml").write_text(yaml.safe_dump({**CONFIG, **layout}))
+    found = scale(capsys, "c.yaml", "--nodes", "1,2,3,4", code=2).err
     assert "--nodes 1: " in found and "--nodes 3: " in found and "does not divide the world size 3" in found
-    assert "--nodes 2" not in found and cluster.queue == []
+    assert "--nodes: " not in found and "--nodes 2" not in found and cluster.queue == []
 
 
 def test_a_dry_run_predicts_and_submits_nothing(cluster, capsys):
