@@ -89,12 +89,22 @@ def _rows(planned: "RunPlan", inputs: "PlanInputs", prediction: "Prediction") ->
     of_step = limits_text(planned.limits)
     if of_step:
         yield "limits", f"of the step: {of_step}"
-    if inputs.calibration is not None:
-        made = datetime.fromtimestamp(inputs.calibration.time, timezone.utc)
-        count = len(inputs.calibration.runs)
-        yield "fitted", f"to {count} of your runs there, on {made:%Y-%m-%d}; --uncalibrated leaves that out"
+    yield from _sources(inputs)
     yield "memory", f"{memory_text(planned.worst.total)} of {memory_text(planned.device.memory)}{where}"
     yield from (("", line) for line in _memory_lines(planned))
+
+
+def _sources(inputs: "PlanInputs") -> Iterator[tuple[str, str]]:
+    """Measurements behind the prediction, if it does not come from the data sheet alone."""
+    known = inputs.known
+    if known is None:
+        return
+    if known.hardware is not None:
+        yield "measured", f"by llmctl env bench, on {known.hardware['date'][:10]}; --uncalibrated leaves that out"
+    if known.calibration is not None:
+        made = datetime.fromtimestamp(known.calibration.time, timezone.utc)
+        count = len(known.calibration.runs)
+        yield "fitted", f"to {count} of your runs there, on {made:%Y-%m-%d}; --uncalibrated leaves that out"
 
 
 def _memory_lines(planned: "RunPlan") -> Iterator[str]:

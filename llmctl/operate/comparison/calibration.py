@@ -12,7 +12,9 @@ from llmctl.runs.record import RunRecord
 from llmctl.runs.series.reading import MetricsSource, read_history
 from llmctl.runs.series.steady import FIRST_ROWS, KEYS, LEAST_ROWS, SteadyStep, steady_step
 from llmctl.submit.preview.calibration import CalibratedRun, Calibration, write_calibration
+from llmctl.submit.preview.hardware import with_measured_speeds
 from trainer.planning.estimate.calibration import Factors, MeasuredRun, calibrate
+from trainer.planning.estimate.devices import Device
 from trainer.planning.estimate.plan import plan_run
 
 MOST_RUNS = 40
@@ -55,10 +57,13 @@ def calibrate_cluster(context: Context, flag: str | None) -> Calibration:
         said = f"--calibrate: no run of yours on {name} can be compared with a plan; train one for {least} logged steps"
         raise UsageError("\n".join([said, *reasons[-_MOST_REASONS:]]))
     # The newest run decides on the device, if the cluster has several.
-    device = runs[-1].planned.plan.device
-    own = [run for run in runs if run.planned.plan.device.name == device.name]
+    sheet = runs[-1].planned.plan.device
+    own = [run for run in runs if run.planned.plan.device.name == sheet.name]
+    device, hardware = with_measured_speeds(context.folders, name, sheet)
     factors = calibrate([run.measured for run in own], device)
-    found = Calibration(name, device.name, time.time(), factors, tuple(_compared(run, factors) for run in own))
+    compared = tuple(_compared(run, device, factors) for run in own)
+    run_id = None if hardware is None else hardware["run_id"]
+    found = Calibration(name, sheet.name, time.time(), factors, compared, run_id)
     write_calibration(context.folders, found)
     return found
 
@@ -100,12 +105,13 @@ def _timed(context: Context, session: ClusterSession, record: RunRecord) -> _Tim
     return _Timed(record, planned, steady)
 
 
-def _compared(run: _Timed, factors: Factors) -> CalibratedRun:
+def _compared(run: _Timed, device: Device, factors: Factors) -> CalibratedRun:
     """A run with its predictions before and after."""
     plan, steady = run.planned.plan, run.steady
-    after = plan_run(plan.config, plan.vocab_size, factors.of(plan.device), run.planned.nodes, run.planned.per_node)
+    size = (run.planned.nodes, run.planned.per_node)
+    before, after = (plan_run(plan.config, plan.vocab_size, each, *size) for each in (device, factors.of(device)))
+    times = (steady.seconds, before.step.total, after.step.total)
     record, layout = run.record, _layout(run.planned)
-    times = (steady.seconds, plan.step.total, after.step.total)
     return CalibratedRun(record.run_id, record.name, layout, *times, steady.bytes, after.worst.total)
 
 

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmctl.context import ClusterSession, Context, is_remote
 from llmctl.errors import RecordError
 from llmctl.job_state import JobState
-from llmctl.operate.environment.measured import (
-    keep_hardware,
-    measured_hardware,
-    parse_hardware,
-    remember_run,
-    remembered_run,
-)
+from llmctl.operate.environment.measured import keep_hardware, remember_run, remembered_run
 from llmctl.operate.follow import follow_run
 from llmctl.operate.follow_output import PlainOutput
 from llmctl.runs.observe import observe_run
@@ -23,6 +17,7 @@ from llmctl.submit.decide import job_python
 from llmctl.submit.execute import execute_plan
 from llmctl.submit.job import Flag, SubmitArguments, SubmitPlan
 from llmctl.submit.plan import notes_beforehand, plan_submission
+from llmctl.submit.preview.hardware import measured_hardware, parse_hardware
 from llmctl.transport.file_reads import FileRead
 from trainer.config.records.measured_hardware import HARDWARE, HardwareDocument
 
@@ -113,7 +108,7 @@ def _default_nodes(bench: Bench, profile: "ClusterProfile") -> int:
 
 def known_result(bench: Bench) -> HardwareDocument | None:
     """The kept result of the same request; None without one."""
-    kept = measured_hardware(bench.context, bench.cluster)
+    kept = measured_hardware(bench.context.folders, bench.cluster)
     run_id = remembered_run(bench.context, bench.cluster, bench.request)
     return kept if kept is not None and kept["run_id"] == run_id else None
 

@@ -1,62 +1,16 @@
-"""The measured hardware of each cluster, kept on this machine; and the run that measures it."""
+"""Keep the measured hardware of each cluster on this machine, and remember the run that measures it."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from llmctl.context import Context
 from llmctl.errors import RecordError
-from llmctl.paths import CLUSTER_NAME, UserFolders
-from llmctl.runs.record import check_types, json_bytes, parse_json
+from llmctl.paths import UserFolders
+from llmctl.runs.record import json_bytes, parse_json
+from llmctl.submit.preview.hardware import measured_file, read_file
 from llmctl.transport.file_writes import FileWrite, write_files
-from trainer.config.records.measured_hardware import SCHEMA, HardwareDocument
-
-_NUMBER = (int, float)
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("date", "cluster", "run_id", "device", "torch", "backend"), (str,)),
-    **dict.fromkeys(("nodes", "devices_per_node"), (int,)),
-    **dict.fromkeys(("hosts", "measurements"), (list,)),
-    "cuda": (str, type(None)),
-    "device_memory_bytes": (int, type(None)),
-}
-_MEASUREMENT_TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("what", "dtype", "group", "slowest_host"), (str,)),
-    **dict.fromkeys(("work", "seconds", "rate", "slowest_seconds"), _NUMBER),
-    **dict.fromkeys(("ranks", "repetitions"), (int,)),
-    "shape": (list,),
-    "bytes": (int, type(None)),
-}
-
-
-def measured_hardware(context: Context, cluster_name: str) -> HardwareDocument | None:
-    """The newest measurement of a cluster by ``llmctl env bench``; None without one of this version's format.
-
-    Reads one file of this machine.
-
-    Raises:
-        RecordError: the file is damaged.
-    """
-    path = measured_file(context.folders, cluster_name)
-    text = _read(path) if CLUSTER_NAME.fullmatch(cluster_name) else None
-    return None if text is None else parse_hardware(path, text)
-
-
-def parse_hardware(path: str | Path, text: bytes) -> HardwareDocument | None:
-    """Parse a document; None for one of another version.
-
-    Raises:
-        RecordError: the document is damaged.
-    """
-    values = parse_json(path, text)
-    if values.get("schema") != SCHEMA:
-        return None
-    try:
-        check_types(values, _TYPES)
-        for one in values["measurements"]:
-            check_types(one, _MEASUREMENT_TYPES)
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{path}: is damaged: {error}; llmctl env bench --again measures again") from None
-    return cast("HardwareDocument", values)
+from trainer.config.records.measured_hardware import HardwareDocument
 
 
 def keep_hardware(context: Context, document: HardwareDocument) -> Path:
@@ -68,11 +22,6 @@ def keep_hardware(context: Context, document: HardwareDocument) -> Path:
     path = measured_file(context.folders, document["cluster"])
     _write(path, document)
     return path
-
-
-def measured_file(folders: UserFolders, cluster: str) -> Path:
-    """The file of a cluster's newest measurement."""
-    return folders.state / "hardware" / f"{cluster}.json"
 
 
 def remember_run(context: Context, cluster: str, run_id: str, request: Mapping[str, Any]) -> None:
@@ -87,7 +36,7 @@ def remember_run(context: Context, cluster: str, run_id: str, request: Mapping[s
 def remembered_run(context: Context, cluster: str, request: Mapping[str, Any]) -> str | None:
     """The id of the newest run that was to measure a cluster by the same request; None without one."""
     path = _run_file(context.folders, cluster)
-    text = _read(path)
+    text = read_file(path)
     try:
         values = parse_json(path, text) if text is not None else {}
     except RecordError:
@@ -99,15 +48,6 @@ def remembered_run(context: Context, cluster: str, request: Mapping[str, Any]) -
 def _run_file(folders: UserFolders, cluster: str) -> Path:
     # No cluster has a dot in its name.
     return folders.state / "hardware" / f"{cluster}.run.json"
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from llmctl.operate.submission import preview_of_job
 from llmctl.submit.decide import job_python
 from llmctl.submit.job import SubmitArguments, SubmitPlan
 from llmctl.submit.plan import given_values, plan_submission
-from llmctl.submit.preview.calibration import calibrated
+from llmctl.submit.preview.calibration import known_device
 from llmctl.submit.preview.estimate import device_of
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
@@ -154,7 +154,7 @@ def _device(context: Context, training: SubmitPlan) -> Device:
             f"layout can be ranked; the devices are {', '.join(DEVICES)}"
         )
     # The memory of a cluster's nodes without GPUs is unknown.
-    return calibrated(context.folders, training.job.profile.name, device or DEVICES["CPU"])[0]
+    return known_device(context.folders, training.job.profile.name, device or DEVICES["CPU"]).device
 
 
 def _minutes(training: SubmitPlan, asked: TuneAsked) -> float:

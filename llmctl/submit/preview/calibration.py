@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmctl.errors import UsageError
 from llmctl.paths import UserFolders
+from llmctl.submit.preview.hardware import with_measured_speeds
 from llmctl.transport.file_writes import FileWrite, make_folder, write_files
+from trainer.config.records.measured_hardware import HardwareDocument
 from trainer.planning.estimate.calibration import Factors
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Calibration:
         time: when it was made, in seconds since 1970.
         factors: of the planner's terms.
         runs: behind it.
+        hardware: run of ``llmctl env bench`` whose speeds the factors are for; None: those of the data sheet.
         schema: version of the file.
     """
 
@@ -60,6 +63,7 @@ class Calibration:
     time: float
     factors: Factors
     runs: tuple[CalibratedRun, ...]
+    hardware: str | None = None
     schema: int = _SCHEMA
 
     def as_json(self) -> dict[str, Any]:
@@ -106,16 +110,35 @@ def read_calibration(folders: UserFolders, cluster: str) -> Calibration | None:
         ) from None
 
 
-def calibrated(folders: UserFolders, cluster: str, device: "Device") -> "tuple[Device, Calibration | None]":
-    """A cluster's device with the factors of its calibration, and that; None: there is none for this device.
+@dataclass(frozen=True)
+class KnownDevice:
+    """A cluster's device, with all that is known of its speed.
+
+    Attributes:
+        device: with measured speeds and the factors of the calibration.
+        hardware: the measurement; None: the speeds are those of the data sheet.
+        calibration: None: there is none for this device and these speeds.
+    """
+
+    device: "Device"
+    hardware: HardwareDocument | None = None
+    calibration: Calibration | None = None
+
+
+def known_device(folders: UserFolders, cluster: str, device: "Device") -> KnownDevice:
+    """A cluster's device as measured by ``llmctl env bench``, with the factors of ``llmctl plan --calibrate``.
+
+    Factors that were fitted to other speeds than those now known do not count.
 
     Raises:
-        UsageError: the file is damaged.
+        UsageError, RecordError: a file is damaged.
     """
+    measured, hardware = with_measured_speeds(folders, cluster, device)
     found = read_calibration(folders, cluster)
-    if found is None or found.device != device.name:
-        return device, None
-    return found.factors.of(device), found
+    run_id = None if hardware is None else hardware["run_id"]
+    if found is None or (found.device, found.hardware) != (device.name, run_id):
+        return KnownDevice(measured, hardware)
+    return KnownDevice(found.factors.of(measured), hardware, found)
 
 
 def _calibration_of(values: Mapping[str, Any]) -> Calibration:
@@ -125,4 +148,7 @@ def _calibration_of(values: Mapping[str, Any]) -> Calibration:
     if not all(value is None or 0 <= value < 1e6 for value in asdict(factors).values()):
         raise ValueError("a factor is out of range")
     runs = tuple(CalibratedRun(**run) for run in values["runs"])
-    return Calibration(str(values["cluster"]), str(values["device"]), float(values["time"]), factors, runs)
+    hardware = values.get("hardware")
+    if hardware is not None and not isinstance(hardware, str):
+        raise TypeError("hardware")
+    return Calibration(str(values["cluster"]), str(values["device"]), float(values["time"]), factors, runs, hardware)

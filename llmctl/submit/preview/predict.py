@@ -9,7 +9,7 @@ from llmctl.context import Context
 from llmctl.errors import ConfigFileError, UsageError
 from llmctl.site.profile import ResourceType, overlay
 from llmctl.submit.config_file import FROM_PYTHON, find_config
-from llmctl.submit.preview.calibration import Calibration, calibrated
+from llmctl.submit.preview.calibration import KnownDevice, known_device
 from llmctl.submit.preview.estimate import device_here
 from llmctl.submit.resolve import parse_settings
 from llmctl.submit.visible_gpus import visible_gpus
@@ -35,7 +35,7 @@ class PlanInputs:
         gpus_per_node: devices of each node.
         resource: kind of node, with its rate; None: the nodes cost none.
         unit: of the cost.
-        calibration: of the device; None: as its data sheet.
+        known: the device with what is known of its speed; None: its data sheet alone.
     """
 
     training: TrainConfig
@@ -45,7 +45,7 @@ class PlanInputs:
     gpus_per_node: int
     resource: ResourceType | None
     unit: str
-    calibration: Calibration | None
+    known: KnownDevice | None
 
 
 class PredictedCost(TypedDict):
@@ -76,6 +76,7 @@ class Prediction:
         remarks: sentences on a run that is tight, or much slower on this hardware than with other choices.
         tight: True if the run fits, but with less room than predictions are wrong by.
         calibrated_by: number of runs that the prediction was calibrated by; 0: none.
+        measured: time of the measurement of the hardware, as ISO 8601; None: its speeds are those of the data sheet.
     """
 
     fits: bool
@@ -92,6 +93,7 @@ class Prediction:
     remarks: Sequence[str]
     tight: bool
     calibrated_by: int
+    measured: str | None
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values."""
@@ -119,7 +121,7 @@ def plan_inputs(
         gpus_per_node: devices of each node; None: of the config, or the node's.
         device: a device by name, instead of a cluster's.
         settings: ``key=value`` of every --set; or values by dotted key.
-        calibrates: use the calibration of the cluster, if there is one.
+        calibrates: use the calibration and the measured hardware of the cluster, if there are any.
 
     Raises:
         UsageError, ConfigFileError, ProfileError: by flag, file and key, or profile.
@@ -128,10 +130,11 @@ def plan_inputs(
     vocabulary = _vocabulary(training, base)
     count = nodes or training.job.nodes
     found, per_node, resource, unit = _hardware(context, cluster, device, gpus_per_node, count, training)
-    calibration = None
+    known = None
     if calibrates and device is None:
-        found, calibration = calibrated(context.folders, context.cluster(cluster)[0], found)
-    return PlanInputs(training, vocabulary, found, count, per_node, resource, unit, calibration)
+        known = known_device(context.folders, context.cluster(cluster)[0], found)
+        found = known.device
+    return PlanInputs(training, vocabulary, found, count, per_node, resource, unit, known)
 
 
 def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
@@ -145,6 +148,7 @@ def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
     except ConfigError as error:
         raise config_error(error) from None
     hours, cost = charge(inputs, planned)
+    known = inputs.known
     return planned, Prediction(
         fits=planned.fits,
         why_not=planned.why_not,
@@ -159,7 +163,8 @@ def predict(inputs: PlanInputs) -> tuple[RunPlan, Prediction]:
         limits=planned.limits,
         remarks=planned.remarks,
         tight=planned.is_tight,
-        calibrated_by=len(inputs.calibration.runs) if inputs.calibration is not None else 0,
+        calibrated_by=len(known.calibration.runs) if known is not None and known.calibration is not None else 0,
+        measured=known.hardware["date"] if known is not None and known.hardware is not None else None,
     )
 
 

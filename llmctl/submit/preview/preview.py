@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from llmctl.durations import clock, duration_text
 from llmctl.paths import UserFolders
 from llmctl.submit.job import SubmitPlan
-from llmctl.submit.preview.calibration import calibrated
+from llmctl.submit.preview.calibration import known_device
 from llmctl.submit.preview.disk import checkpoints_text
 from llmctl.submit.preview.estimate import device_of, estimate_of
 from llmctl.submit.preview.place import Preview, TrainingFacts, counted, place_rows
@@ -33,7 +33,7 @@ def preview_of(
         folders: of the user, with the calibration of the cluster.
 
     Raises:
-        UsageError: the calibration is damaged.
+        UsageError, RecordError: the calibration or the measured hardware is damaged.
     """
     job, config = plan.job, plan.job.config
     assert config is not None
@@ -41,7 +41,7 @@ def preview_of(
     vocabulary = vocabulary_of(config, data, files)
     device = device_of(job, here)
     if device is not None:
-        device, _ = calibrated(folders, job.profile.name, device)
+        device = known_device(folders, job.profile.name, device).device
     planned = estimate_of(job, vocabulary, device)
     world = job.request.nodes * job.request.ranks_per_node
     sizes = config.batch_sizes(config.data_parallel_size(world))

@@ -117,6 +117,40 @@ def test_a_damaged_file_is_told(place: Path, text: str, capsys: pytest.CaptureFi
     assert main(["plan", "--calibrate"]) == 0
 
 
+def hardware(place: Path, run_id: str, share: float) -> None:
+    """Keep a measurement in which products reach a share of what a CPU does by the table of devices."""
+    given = {"dtype": "float32", "group": "device", "slowest_host": "h", "ranks": 1, "repetitions": 3, "bytes": None}
+    rate = 0.2e12 * share
+    product = {"what": "product", "shape": [4096] * 3, "work": rate, "seconds": 1.0, "rate": rate}
+    document = {
+        **{"schema": 1, "date": "2026-11-01T10:00:00Z", "cluster": "local", "run_id": run_id, "device": "CPU"},
+        **{"device_memory_bytes": None, "torch": "2.13", "cuda": None, "backend": "gloo", "nodes": 1},
+        **{"devices_per_node": 1, "hosts": ["h"], "measurements": [{**product, **given, "slowest_seconds": 1.0}]},
+    }
+    path = place / "state/llmctl/hardware/local.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+def test_measured_hardware_takes_the_place_of_the_data_sheet(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--nodes", "1", "--set", "training.global_batch_size=16")
+    before = planned(*words, capsys=capsys)
+    hardware(place, "bench-1", 0.2)
+    slow = planned(*words, capsys=capsys)
+    assert slow["measured"] == "2026-11-01T10:00:00Z" and before["measured"] is None
+    assert float(str(slow["iteration_time_s"])) > 2 * float(str(before["iteration_time_s"]))
+    assert main(["plan", *words]) == 0
+    assert "measured  by llmctl env bench, on 2026-11-01" in capsys.readouterr().out
+    assert planned("--uncalibrated", *words, capsys=capsys) == before
+    # A fit is for the speeds that were known: after another measurement it does not count.
+    measured(place, 1, seconds=3 * float(str(slow["iteration_time_s"])))
+    assert main(["plan", "--calibrate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hardware"] == "bench-1"
+    assert planned(*words, capsys=capsys)["calibrated_by"] == 1
+    hardware(place, "bench-2", 0.2)
+    assert planned(*words, capsys=capsys)["calibrated_by"] == 0
+
+
 def history_of(*rows: dict[str, float]) -> RunHistory:
     history = RunHistory()
     history.add(parse_columns("".join(json.dumps(each) + "\n" for each in rows).encode(), KEYS))

@@ -27,7 +27,7 @@ _ATTENTION_BACKWARD = 2.5 * 1.3
 _BUSIEST = 1.2
 """Tokens of the busiest rank's experts by an even share, in the mean of layers and micro-batches: an assumption. The
 memory has to hold more once (trainer.planning.estimate.activations.EXPERT_LOAD)."""
-_HALF_HEAD = 16
+HALF_HEAD = 16
 """Head width at which attention kernels reach half of what they do with wide heads."""
 _SCORE_BYTES, _DROPPED_SCORE_BYTES = 8, 13
 """Bytes that pass the memory per score of unfused attention in forward: four times a 16-bit one, and with dropout six
@@ -98,11 +98,11 @@ def head_seconds(config: TrainConfig, vocab_size: int, device: Device) -> float:
     moved = head.logit_bytes(vocab_size) / 4 * element_bytes(config) / 3
     if requested_backends(config)["cross_entropy"].backend == "reference":
         moved += _REFERENCE_LOSS * vocab_size / 3
-    rate = _rate(config, device) * _share_of(min(tokens, config.model.hidden_size, vocab_size // tp), device.half_size)
+    rate = _rate(config, device) * share_of(min(tokens, config.model.hidden_size, vocab_size // tp), device.half_size)
     return tokens / tp * (2 * products / rate + moved / (device.bandwidth * MEMORY_SHARE))
 
 
-def _share_of(size: float, half: float) -> float:
+def share_of(size: float, half: float) -> float:
     """Share of the speed of large sizes that ``size`` reaches."""
     return size / (size + half)
 
@@ -136,7 +136,7 @@ class _Product:
 
     def seconds(self, rate: float, device: Device) -> float:
         """Seconds at ``rate`` operations per second of large products."""
-        share = _share_of(min(self.rows, self.inner, self.columns), device.half_size)
+        share = share_of(min(self.rows, self.inner, self.columns), device.half_size)
         return 2 * self.count * self.rows * self.inner * self.columns / rate / share
 
 
@@ -179,9 +179,9 @@ def _attention_seconds(config: TrainConfig, layer: int, device: Device) -> tuple
     if model.attention_backend not in ("unfused", "local"):
         # Causal kernels skip half.
         kernel = device.flash_share if model.attention_backend == "flash" else device.attention_share
-        forward = products / 2 / rate / kernel / _share_of(model.head_dim, _HALF_HEAD)
+        forward = products / 2 / rate / kernel / share_of(model.head_dim, HALF_HEAD)
         return forward, _ATTENTION_BACKWARD * forward
-    share = device.product_share * _share_of(model.head_dim, device.half_size)
+    share = device.product_share * share_of(model.head_dim, device.half_size)
     if model.head_dim % _ALIGNED:
         rate, share = min(rate, device.single), device.product_share
     scores = tokens * training.seq_length * model.num_attention_heads / tp

@@ -8,7 +8,7 @@ import pytest
 from llmctl.cli.main import main
 from llmctl.context import Context
 from llmctl.errors import RecordError
-from llmctl.operate.environment.measured import measured_file, measured_hardware
+from llmctl.submit.preview.hardware import measured_file, measured_hardware
 
 NODES = ("env", "bench", "--nodes", "2")
 
@@ -29,7 +29,7 @@ def test_the_result_is_kept_and_the_same_command_comes_back_to_it(home, context,
     (run_id,) = runs_of(home)
     assert (document["run_id"], document["cluster"], document["nodes"]) == (run_id, "local", 2)
     assert {one["what"] for one in document["measurements"]} >= {"product", "copy", "launch", "all-reduce", "send"}
-    assert measured_hardware(context, "local") == document
+    assert measured_hardware(context.folders, "local") == document
 
     # The document was lost before it was kept, as after Ctrl-C: the command goes on with its run.
     measured_file(context.folders, "local").unlink()
@@ -123,15 +123,15 @@ def test_a_damaged_file_is_told(context, text):
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(RecordError, match=r"local.json: is damaged: "):
-        measured_hardware(context, "local")
+        measured_hardware(context.folders, "local")
 
 
 def test_a_cluster_without_a_file_or_with_one_of_another_version_has_no_measurement(context):
     path = measured_file(context.folders, "local")
-    assert measured_hardware(context, "local") is None
+    assert measured_hardware(context.folders, "local") is None
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 99}')
-    assert measured_hardware(context, "local") is None
+    assert measured_hardware(context.folders, "local") is None
     # No name leads to another folder.
     (path.parent.parent / "local.json").write_text("{")
-    assert measured_hardware(context, "../local") is None
+    assert measured_hardware(context.folders, "../local") is None
