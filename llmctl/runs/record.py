@@ -40,12 +40,35 @@ _SUBMISSION_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("jobs", "hosts"), (list,)),
     "cancel_requested": (*_NUMBER, _MAYBE),
     "contents": (str, _MAYBE),
+    "predicted": (dict, _MAYBE),
+}
+_PREDICTED_TYPES: Mapping[str, tuple[type, ...]] = {
+    "iteration_time_s": _NUMBER,
+    **dict.fromkeys(("peak_memory_bytes", "calibrated_by"), (int,)),
+    "device": (str,),
 }
 _JOB_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("host", "job_id"), (str,)),
     **dict.fromkeys(("pid", "pid_start_time"), (int, _MAYBE)),
     "boot_id": (str, _MAYBE),
 }
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """Prediction for a training at its submission.
+
+    Attributes:
+        iteration_time_s: seconds of an iteration.
+        peak_memory_bytes: of the rank that needs most.
+        device: by name, whose speeds were taken.
+        calibrated_by: number of runs that the prediction was calibrated by.
+    """
+
+    iteration_time_s: float
+    peak_memory_bytes: int
+    device: str
+    calibrated_by: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,7 @@ class Submission:
         cancel_requested: time of the first ``llmctl cancel``; None before.
         hosts: machines that llmctl chose, the head first; empty if a scheduler chooses, or in old records.
         contents: sha256 of the file of checksums of all that the job runs; None in records without this field.
+        predicted: None for a COMMAND, without a prediction, and in records without this field.
     """
 
     number: int
@@ -67,6 +91,7 @@ class Submission:
     cancel_requested: float | None = None
     hosts: tuple[str, ...] = ()
     contents: str | None = None
+    predicted: PredictedStep | None = None
 
 
 @dataclass(frozen=True)
@@ -265,18 +290,25 @@ def _unknown_below(submissions: Any) -> Iterator[str]:
     """Keys of submissions and their jobs that this llmctl does not know; of values of any type."""
     entries = [entry for entry in submissions if isinstance(entry, dict)] if isinstance(submissions, list) else []
     jobs = [job for entry in entries if isinstance(entry.get("jobs"), list) for job in entry["jobs"]]
-    for name, found, known in (("submissions", entries, Submission), ("submissions.jobs", jobs, SubmittedJob)):
+    predicted = [entry["predicted"] for entry in entries if "predicted" in entry]
+    levels = (("", entries, Submission), (".jobs", jobs, SubmittedJob), (".predicted", predicted, PredictedStep))
+    for name, found, known in levels:
         keys = {key for values in found if isinstance(values, dict) for key in values}
-        yield from (f"{name}.{key}" for key in sorted(keys - known.__dataclass_fields__.keys()))
+        yield from (f"submissions{name}.{key}" for key in sorted(keys - known.__dataclass_fields__.keys()))
 
 
 def _submission_of(values: Mapping[str, Any]) -> Submission:
-    values = {"contents": None, "hosts": [], **values}
+    values = {"contents": None, "hosts": [], "predicted": None, **values}
     check_types(values, _SUBMISSION_TYPES)
     for job in values["jobs"]:
         check_types(job, _JOB_TYPES)
+    predicted = None
+    if values["predicted"] is not None:
+        check_types(values["predicted"], _PREDICTED_TYPES)
+        predicted = PredictedStep(**values["predicted"])
     jobs = tuple(SubmittedJob(**job) for job in values["jobs"])
-    return Submission(**{**values, "jobs": jobs, "hosts": tuple(map(str, values["hosts"]))})
+    hosts = tuple(map(str, values["hosts"]))
+    return Submission(**{**values, "jobs": jobs, "hosts": hosts, "predicted": predicted})
 
 
 def check_types(values: Any, types: Mapping[str, tuple[type, ...]]) -> None:

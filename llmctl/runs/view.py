@@ -11,7 +11,7 @@ from llmctl.runs.failures.slow import slow_words
 from llmctl.runs.hang import build_progress
 from llmctl.runs.metrics import MetricsTable, number
 from llmctl.runs.recent import RecentMetrics, recent_metrics
-from llmctl.runs.record import RunRecord
+from llmctl.runs.record import PredictedStep, RunRecord
 from llmctl.runs.state import RunFacts, decide
 
 PHASES = {
@@ -60,6 +60,7 @@ class RunView:
         save: the newest complete checkpoint of the last attempt; None without one, and of an older release.
         recent: the recent past of loss, tokens/s and memory; None without a row of metrics.
         costs: of all attempts; only in the status of one run, and None there if metrics.jsonl is very long.
+        predicted: at the last submission; None for a COMMAND, or without a prediction.
     """
 
     run_id: str
@@ -93,6 +94,7 @@ class RunView:
     save: SaveFacts | None = None
     recent: RecentMetrics | None = None
     costs: RunCosts | None = None
+    predicted: PredictedStep | None = None
 
     @property
     def summary(self) -> str:
@@ -155,6 +157,7 @@ def build_view(record: RunRecord, facts: RunFacts, metrics: MetricsTable) -> Run
         peak_memory_bytes=_integer(row, "peak_memory_bytes"),
         save=_newest_save(facts),
         recent=recent_metrics(metrics),
+        predicted=record.submissions[-1].predicted if record.submissions else None,
     )
 
 

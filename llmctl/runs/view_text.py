@@ -6,6 +6,7 @@ from llmctl.durations import short_duration
 from llmctl.job_state import JobState
 from llmctl.runs.costs.words import cost_lines
 from llmctl.runs.number_text import iteration_time_text, loss_text, memory_text, rate_text, sparkline
+from llmctl.runs.record import PredictedStep
 from llmctl.runs.view import RunView
 from llmctl.terminal_text import printable
 
@@ -56,6 +57,19 @@ def one_line(words: str) -> str:
     return " ".join(printable(words).split())
 
 
+def _predicted_text(view: RunView, predicted: PredictedStep) -> str:
+    """The prediction at the submission, and by how much the run differs."""
+    pairs = (
+        (f"{iteration_time_text(predicted.iteration_time_s)} per iteration", predicted.iteration_time_s),
+        (f"{memory_text(predicted.peak_memory_bytes)} on {predicted.device}", predicted.peak_memory_bytes),
+    )
+    measured = (view.iteration_time_s, view.peak_memory_bytes)
+    parts = []
+    for (words, before), found in zip(pairs, measured, strict=True):
+        parts.append(words if not found or not before else f"{words} (measured {100 * (found / before - 1):+.0f}%)")
+    return ", ".join(parts)
+
+
 def page_rows(view: RunView, encoding: str | None) -> Iterator[tuple[str, str]]:
     """Names and lines about one run: what it does now, its pace, and the recent past of its metrics."""
     if view.phase is not None and view.phase != view.detail:
@@ -64,6 +78,8 @@ def page_rows(view: RunView, encoding: str | None) -> Iterator[tuple[str, str]]:
     left = [f"{short_duration(view.eta_s)} left"] if view.eta_s is not None else []
     if pace:
         yield "rate", ", ".join([*pace, *left])
+    if view.predicted is not None:
+        yield "predicted", _predicted_text(view, view.predicted)
     save = view.save
     if save is not None:
         speed = f" ({memory_text(save.bytes / save.written_s)}/s)" if save.written_s > 0 else ""

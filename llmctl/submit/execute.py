@@ -74,7 +74,7 @@ def execute_plan(plan: SubmitPlan, context: Context) -> RunRecord:
         transport = transport_for(transport, job.request.hosts)
     _check_software(job, context, transport)
     root = str(plan.record.run_dir.parent)
-    submission = Submission(plan.job.submission, transport.now(), hosts=job.request.hosts)
+    submission = _submission(job, context, transport)
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
     try:
@@ -201,6 +201,16 @@ def _write(
     record = record.with_submission(replace(submission, contents=digest))
     transport.write_files([*files, sums, FileWrite(f"{record.run_dir}/run.json", record.as_json())])
     return record
+
+
+def _submission(job: Job, context: Context, transport: Transport) -> Submission:
+    """The record of this submission, without its jobs."""
+    predicted = None
+    if job.config is not None:
+        from llmctl.submit.preview.estimate import predicted_step
+
+        predicted = predicted_step(job, context.transport, transport, context.folders)
+    return Submission(job.submission, transport.now(), hosts=job.request.hosts, predicted=predicted)
 
 
 def _files(plan: SubmitPlan, context: Context) -> list[FileWrite]:

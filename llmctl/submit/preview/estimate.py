@@ -4,11 +4,19 @@ import os
 from dataclasses import replace
 
 from llmctl.errors import SchedulerError
+from llmctl.paths import UserFolders
+from llmctl.runs.record import PredictedStep
 from llmctl.submit.job import Job
+from llmctl.submit.preview.calibration import known_device
+from llmctl.submit.start_model import TransportFiles
 from llmctl.transport.protocol import Transport
 from trainer.config.errors import ConfigError
 from trainer.planning.estimate.devices import DEVICES, GIB, Device, find_device
-from trainer.planning.estimate.plan import RunPlan, plan_run
+from trainer.planning.estimate.known_sizes import dataset_size, vocabulary_of
+from trainer.planning.estimate.links import Links
+from trainer.planning.estimate.memory import memory_of_ranks
+from trainer.planning.estimate.plan import RunPlan, check_covered, plan_run
+from trainer.planning.estimate.speed import step_seconds
 from trainer.planning.schedule.placement import ScheduleError
 
 _LOOK_TIMEOUT_S = 20.0
@@ -64,3 +72,36 @@ def estimate_of(job: Job, vocabulary: int | None, device: Device | None) -> RunP
 
 def _is_size(memory: int, named_gib: float | None) -> bool:
     return named_gib is None or abs(memory / GIB / named_gib - 1) < 0.1
+
+
+def predicted_step(job: Job, here: Transport, there: Transport, folders: UserFolders) -> PredictedStep | None:
+    """The prediction for the record of a training; None for a COMMAND, or if the vocabulary or device is unknown.
+
+    Args:
+        job: with every value decided.
+        here: to this machine.
+        there: to the machine that has the job's files.
+        folders: of the user, with the calibration of the cluster.
+
+    Raises:
+        UsageError, RecordError: the calibration or the measured hardware is damaged.
+        SchedulerError: the machine cannot be reached.
+    """
+    config, device = job.config, device_of(job, here)
+    if config is None or device is None:
+        return None
+    files = TransportFiles(there, (*job.profile.container.mounts, *job.spec.mounts))
+    vocabulary = vocabulary_of(config, dataset_size(config, files), files)
+    if vocabulary is None:
+        return None
+    known = known_device(folders, job.profile.name, device)
+    ranks = job.request.ranks_per_node
+    world = job.request.nodes * ranks
+    try:
+        check_covered(config)
+        most = max(rank.total for rank in memory_of_ranks(config, vocabulary, world, known.device.overhead))
+        seconds = step_seconds(config, vocabulary, world, Links(ranks, known.device))
+    except (ConfigError, ScheduleError):
+        return None
+    runs = 0 if known.calibration is None else len(known.calibration.runs)
+    return PredictedStep(seconds, most, device.name, runs)

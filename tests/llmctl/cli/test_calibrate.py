@@ -66,6 +66,21 @@ def test_plans_meet_the_runs_afterwards(place: Path, capsys: pytest.CaptureFixtu
     assert "fitted    to 3 of your runs there, on 20" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("place")
+def test_a_submission_keeps_what_was_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--nodes", "1", "--set", "training.global_batch_size=4", "--set", "training.train_iters=2")
+    predicted = planned(*words, capsys=capsys)
+    assert main(["submit", *words, "--name", "kept", "--follow", "--json"]) == 0
+    run_dir = Path(json.loads(capsys.readouterr().out)["run_dir"])
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["submissions"][-1]["predicted"] == {
+        "iteration_time_s": pytest.approx(predicted["iteration_time_s"]),
+        "peak_memory_bytes": predicted["peak_memory_bytes"],
+        "device": "CPU",
+        "calibrated_by": 0,
+    }
+
+
 def test_submit_uses_it_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["submit", "--nodes", "1", "--set", "training.global_batch_size=16", "--dry-run"]
     assert main(words) == 0

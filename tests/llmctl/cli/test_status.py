@@ -5,16 +5,17 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from llmctl.cli.main import main
 from llmctl.runs.index import RunIndex
+from llmctl.runs.record import PredictedStep
 from llmctl.runs.view_text import COLUMNS
 from llmctl.terminal_text import printable
 from llmctl.transport.processes import identify
-from tests.llmctl.run_directories import beat, fail, leave, make_run, outcome
+from tests.llmctl.run_directories import TRANSPORT, beat, fail, leave, make_run, outcome
 from tests.waiting import HANG_S
 
 
@@ -57,7 +58,8 @@ def test_json_has_every_field_by_a_stable_name(home, index, job, capsys):
     (seen,) = document["runs"]
     fields = """run_id name cluster state detail attempt nodes iteration train_iters loss tokens_per_s mfu eta_s
         metrics_age_s started ended exit_code run_dir job_ids submission submitted attempts expected_start hosts
-        skipped_iterations nan_iterations phase iteration_time_s peak_memory_bytes save recent costs"""
+        skipped_iterations nan_iterations phase iteration_time_s peak_memory_bytes save recent costs
+        predicted"""
     assert sorted(seen) == sorted(fields.split())
     assert (seen["state"], seen["iteration"], seen["train_iters"], seen["nodes"]) == ("running", 2, 100, 2)
     assert (seen["run_dir"], seen["job_ids"]) == (str(run.path), [str(job.pid)])
@@ -97,6 +99,24 @@ def test_a_table_on_a_terminal_with_the_reason_below(home, index, job, capsys, m
     out = capsys.readouterr().out
     assert "failed" in out
     assert "rank 1 (pp 0, dp 1, tp 0) on n1: RuntimeError: CUDA out of memory" in " ".join(out.split())
+
+
+def test_the_page_of_a_run_has_what_was_predicted(home, index, job, capsys):
+    run = make_run(home / "runs").submit(job)
+    predicted = PredictedStep(0.4, 1 << 30, "H100", 0)
+    run.record = run.record.with_submission(replace(run.record.submissions[-1], predicted=predicted))
+    run.record.save(TRANSPORT)
+    run.start_attempt()
+    index.add(run.record)
+    assert main(["status", "demo"]) == 0
+    assert "predicted   0.4 s per iteration, 1.00 GiB on H100" in capsys.readouterr().out.splitlines()
+    run.metrics(1, 2, 3, peak_memory_bytes=3 << 29)
+    assert main(["status", "demo"]) == 0
+    line = "predicted   0.4 s per iteration (measured +25%), 1.00 GiB on H100 (measured +50%)"
+    assert line in capsys.readouterr().out.splitlines()
+    assert main(["status", "demo", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["predicted"] == asdict(predicted)
 
 
 LOSS_OF_THREE = "loss        █▅▁  from 9.900 to 9.700"

@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from llmctl.backends.base import SubmittedJob
 from llmctl.errors import RecordError
 from llmctl.runs.index import RunIndex
 from llmctl.runs.observe import hosts_of
-from llmctl.runs.record import RunRecord, Submission, new_run_id
+from llmctl.runs.record import PredictedStep, RunRecord, Submission, new_run_id
 from llmctl.transport.file_writes import FileWrite, write_files
 from llmctl.transport.local import LocalTransport
 
@@ -59,7 +59,30 @@ def test_a_record_survives_writing_and_reading(tmp_path):
         "cancel_requested",
         "hosts",
         "contents",
+        "predicted",
     ]
+
+
+def test_the_prediction_of_a_submission_is_kept_and_may_be_missing_in_old_records(tmp_path):
+    predicted = PredictedStep(1.5, 1 << 30, "H100", 3)
+    record = saved(tmp_path, "a-1").with_submission(Submission(2, 5.0, predicted=predicted))
+    record.save(TRANSPORT)
+    assert RunRecord.load(record.run_dir, TRANSPORT).submissions[-1].predicted == predicted
+    path = record.run_dir / "run.json"
+    values = json.loads(path.read_text())
+    for wrong in ({"device": "H100"}, {**asdict(predicted), "iteration_time_s": "fast"}):
+        values["submissions"][-1]["predicted"] = wrong
+        path.write_text(json.dumps(values))
+        with pytest.raises(RecordError, match="is not a run record"):
+            RunRecord.load(record.run_dir, TRANSPORT)
+    values["submissions"][-1]["predicted"] = {**asdict(predicted), "watts": 700}
+    path.write_text(json.dumps(values))
+    with pytest.raises(RecordError, match="submissions.predicted.watts"):
+        RunRecord.load(record.run_dir, TRANSPORT)
+    for submission in values["submissions"]:
+        del submission["predicted"]
+    path.write_text(json.dumps(values))
+    assert RunRecord.load(record.run_dir, TRANSPORT).submissions[-1].predicted is None
 
 
 def test_the_hosts_of_a_submission_are_kept_and_may_be_missing_in_old_records(tmp_path):
