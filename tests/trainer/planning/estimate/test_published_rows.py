@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from benchmarks.planner_paper import row_line
 from benchmarks.planner_rows.__main__ import summary_lines
 from benchmarks.planner_rows.judged import JudgedRun, Judgement, absolute, by_source, judge, rank_correlation
 from benchmarks.planner_rows.published import SOURCES, NotExpressedError, published_runs
@@ -51,6 +52,15 @@ def test_the_pages_have_the_predictions_of_today(judged):
         assert line in page and line in guide, (
             "python -m benchmarks.planner_rows --to benchmarks/results/planner_rows.md"
         )
+
+
+@pytest.mark.parametrize("devices", [8, 16384])
+def test_the_page_on_paper_has_the_layouts_of_today(devices):
+    page = (ROOT / "benchmarks/results/planner_paper.md").read_text()
+    # All but the time of the search.
+    assert row_line("Llama 3 8B", devices).rpartition(" | ")[0] in page, (
+        "python -m benchmarks.planner_paper --to benchmarks/results/planner_paper.md"
+    )
 
 
 def test_no_run_is_refused_and_none_that_failed_is_said_to_fit_with_room(judged):
