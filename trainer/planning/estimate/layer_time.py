@@ -32,12 +32,9 @@ HALF_HEAD = 16
 _SCORE_BYTES, _DROPPED_SCORE_BYTES = 8, 13
 """Bytes that pass the memory per score of unfused attention in forward: four times a 16-bit one, and with dropout six
 times and its mask. Backward passes twice as many."""
-
-
 _ALIGNED = 8
 """Head widths that it does not divide keep unfused attention from 16-bit products: BLOOM's models took 1.34 times as
 long with heads of 108 channels as with 216 (bigscience-workshop/bigscience, chronicles-prequel.md)."""
-
 _REFERENCE_LOSS = 32
 """Further bytes that pass the memory per logit without a fused cross entropy: about eight passes over float32."""
 
@@ -74,7 +71,8 @@ def layer_time(config: TrainConfig, layer: int, links: Links) -> LayerTime:
     backward = BACKWARD * (attended + units) + memory * 2 / 3 + scored_back + moved_back + message + around_back
     again = 0.0
     if training.recompute_granularity == "full":
-        again = forward
+        # Backward has gathered the weights already.
+        again = forward - moved
     elif training.recompute_granularity == "selective":
         selected = set(training.recompute_modules or ["core_attn"])
         again = scored if "core_attn" in selected else 0.0
