@@ -20,7 +20,7 @@ from llmctl.context import Context, secrets_bytes
 from llmctl.errors import LlmctlError, ProgramMissing, RecordError, SchedulerError, SubmissionLost
 from llmctl.runs.attempts import attempt_numbers
 from llmctl.runs.index import RunIndex
-from llmctl.runs.record import RunRecord, Submission
+from llmctl.runs.record import PredictedStep, RunRecord, Submission
 from llmctl.runs.scheduler_query import RetryPolicy, absent_command, find_job, is_absent, last_line
 from llmctl.submit.checks.site import runs_root_problem
 from llmctl.submit.checks.torch_check import NeededPackage, check_torch
@@ -74,7 +74,8 @@ def execute_plan(plan: SubmitPlan, context: Context) -> RunRecord:
         transport = transport_for(transport, job.request.hosts)
     _check_software(job, context, transport)
     root = str(plan.record.run_dir.parent)
-    submission = _submission(job, context, transport)
+    predicted = None if job.config is None else _predicted(job, context, transport)
+    submission = Submission(plan.job.submission, transport.now(), hosts=job.request.hosts, predicted=predicted)
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
     try:
@@ -203,14 +204,10 @@ def _write(
     return record
 
 
-def _submission(job: Job, context: Context, transport: Transport) -> Submission:
-    """The record of this submission, without its jobs."""
-    predicted = None
-    if job.config is not None:
-        from llmctl.submit.preview.estimate import predicted_step
+def _predicted(job: Job, context: Context, transport: Transport) -> PredictedStep | None:
+    from llmctl.submit.preview.estimate import predicted_step
 
-        predicted = predicted_step(job, context.transport, transport, context.folders)
-    return Submission(job.submission, transport.now(), hosts=job.request.hosts, predicted=predicted)
+    return predicted_step(job, context.transport, transport, context.folders)
 
 
 def _files(plan: SubmitPlan, context: Context) -> list[FileWrite]:

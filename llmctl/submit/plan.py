@@ -134,8 +134,9 @@ def given_values(context: Context, arguments: SubmitArguments) -> tuple[ClusterS
     """
     session = ClusterSession.for_jobs(context, *context.cluster(arguments.cluster), asks=not arguments.dry_run)
     file = _read_config(context, arguments)
+    default_name = _default_name(arguments, file)
     resolved, warnings = _resolve_arguments(context, session, arguments, file)
-    return session, resolved, _default_name(arguments, file), warnings
+    return session, resolved, default_name, warnings
 
 
 def _resolve_arguments(
