@@ -128,12 +128,13 @@ def unmount(site: Site, point: Path) -> None:
 def test_a_requeued_run_does_not_begin_again_without_the_mount_of_its_checkpoints(
     site: Site, mount_point: Path
 ) -> None:
-    asked = {"save": mount_point, "save_interval": 5, "wait_for_folder_s": 2, "missed_saves_grace_s": 100_000}
+    # So seldom that no save is under way when the disk goes: it would write its last file into the folder below.
+    asked = {"save": mount_point, "save_interval": 300, "wait_for_folder_s": 2, "missed_saves_grace_s": 100_000}
     changes = [word for key, value in asked.items() for word in ("--set", f"checkpoint.{key}={value}")]
     job_id = site.submit("unmounted", "--nodes", "2", "--launcher", "srun", *ENDLESS, *changes)
-    disk = mount_point.with_name("disk")
-    wait_for(lambda: [*disk.glob("iter_*/metadata.json")], "a checkpoint")
+    wait_for(lambda: site.status("unmounted")["save"], "a whole checkpoint")
     unmount(site, mount_point)
+    assert not any(mount_point.iterdir())
     site.cluster.run("scontrol", "requeue", job_id)
     site.wait_until("unmounted", lambda run: run["state"] == "pending")
     # Slurm waits two minutes before it restarts a job.
