@@ -128,6 +128,12 @@ def check_hang(site: Any, run_id: str) -> None:
         run_id: of a run with two ranks on two nodes, whose hang timeout is 30 s.
     """
     wait_for(lambda: site.iteration(run_id) > 25, "iterations after a save")
+    # A rank that is stopped before it has written that it trains cannot be told from one that starts.
+    beats = site.path(run_id) / "attempts/1/heartbeat"
+    wait_for(
+        lambda: all(json.loads(path.read_text())["iteration"] for path in beats.glob("rank-*.json")),
+        "heartbeats of ranks that train",
+    )
     before = ranks_of(site.path(run_id))
     (pid,) = (pid for pid in before if "NODE_RANK=1" in words_of(pid, "environ"))
     os.kill(pid, signal.SIGSTOP)
@@ -146,7 +152,7 @@ def check_hang(site: Any, run_id: str) -> None:
     beat = json.loads((site.path(run_id) / "attempts/1/heartbeat/rank-00001.json").read_text())
     assert re.match(
         rf"rank 1 on {beat['host']} \(phase .*\) (is stopped|has not).*; rank 0 waits for it", first["cause"]
-    )
+    ), (beat, first)
     site.llmctl("cancel", run_id)
     assert site.ended(run_id)["state"] == "cancelled"
     wait_for(lambda: not ranks_of(site.path(run_id)), "the end of all ranks")

@@ -137,10 +137,12 @@ def test_a_requeued_run_does_not_begin_again_without_the_mount_of_its_checkpoint
     assert not any(mount_point.iterdir())
     site.cluster.run("scontrol", "requeue", job_id)
     site.wait_until("unmounted", lambda run: run["state"] == "pending")
-    # Slurm waits two minutes before it restarts a job.
+    # Slurm waits two minutes before it restarts a job. A node that still has the first start may refuse the second.
+    wait_for(lambda: not ranks_of(site.path("unmounted")), "the end of all ranks")
     site.cluster.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
     # Not the end of attempt 1: srun, which Slurm aborts first, may have failed before job.sh got its signal.
-    wait_for((site.path("unmounted") / "attempts/2/started.json").exists, "the second attempt")
+    second = site.path("unmounted") / "attempts/2/started.json"
+    wait_for(second.exists, lambda: f"the second attempt\n{site.scheduler_report()}\n{site.job_log('unmounted')}")
     run = site.ended("unmounted")
     assert (run["state"], run["attempts"]) == ("failed", 2), site.job_log("unmounted")
     assert f"checkpoint folder {mount_point} is empty on n" in run["detail"], run
