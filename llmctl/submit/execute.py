@@ -73,14 +73,13 @@ def execute_plan(plan: SubmitPlan, context: Context) -> RunRecord:
     if job.is_remote:
         transport = transport_for(transport, job.request.hosts)
     _check_software(job, context, transport)
-    root = str(plan.record.run_dir.parent)
     predicted = None if job.config is None else _predicted(job, context, transport)
     submission = Submission(plan.job.submission, transport.now(), hosts=job.request.hosts, predicted=predicted)
     before = None if plan.is_new else RunRecord.load(plan.record.run_dir, transport)
     undo = partial(_undo, plan, index, transport, before)
     try:
         files = _files(plan, context)
-        own, note = transport.make_own_folder(root)
+        own, note = transport.make_own_folder(str(plan.record.run_dir.parent))
         if note:
             context.tell(note)
         if plan.is_new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -177,12 +178,16 @@ def _free_port() -> int:
 
 
 def read_results(folder: Path) -> list[TrialResult]:
-    """The results that an earlier job of this run has kept."""
+    """The results that an earlier job of this run has kept. A last line that was cut off is removed from the file."""
+    path = folder / RESULTS
     try:
-        lines = (folder / RESULTS).read_text(encoding="utf-8").splitlines()
+        text = path.read_bytes()
     except FileNotFoundError:
         return []
-    rows = [json.loads(line) for line in lines]
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        os.truncate(path, len(whole))
+    rows = [json.loads(line) for line in whole.splitlines()]
     return [TrialResult(**{**row, "outcome": Outcome(row["outcome"])}) for row in rows]
 
 

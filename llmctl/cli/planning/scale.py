@@ -8,8 +8,9 @@ import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import print_json
+from llmctl.cli.planning.written_files import output_file, write_file
 from llmctl.context import Context
-from llmctl.errors import INTERRUPTED, ConfigFileError, FollowedRunFailed, UsageError
+from llmctl.errors import INTERRUPTED, FollowedRunFailed, UsageError
 
 if TYPE_CHECKING:
     from llmctl.operate.scale.kept import Scaling
@@ -62,7 +63,7 @@ def scale(
     """
     given: dict[str, Any] = dict(locals())
     context: Context = ctx.obj
-    output = _Output(context, as_json=as_json, svg=_target(context, svg))
+    output = _Output(context, as_json=as_json, svg=output_file(context, "--svg", svg))
     if nodes is None:
         _refuse_flags(given)
         return _show_known(context, config, output, follow=follow)
@@ -104,16 +105,6 @@ def _refuse_flags(given: Mapping[str, Any]) -> None:
     flags = [f"--{shown.get(key, key)}" for key, value in given.items() if key not in kept and value]
     if flags:
         raise UsageError(f"{', '.join(flags)}: goes with --nodes; give the numbers of nodes, such as --nodes 1,2,4,8")
-
-
-def _target(context: Context, svg: str | None) -> Path | None:
-    """The file of the picture; refused before any job is submitted."""
-    if svg is None:
-        return None
-    target = context.cwd / Path(svg).expanduser()
-    if target.is_dir() or not target.parent.is_dir():
-        raise UsageError(f"--svg {svg}: cannot be written; name a file in an existing folder")
-    return target
 
 
 def _show_known(context: Context, name: str | None, output: "_Output", *, follow: bool) -> int:
@@ -274,8 +265,5 @@ class _Output:
 
         assert self._svg is not None
         kind = "weak" if scaling.is_weak else "strong"
-        try:
-            title = f"{scaling.name} on {scaling.cluster}, {kind} scaling"
-            self._svg.write_text(svg_of(title, rows_of(states)), encoding="utf-8")
-        except OSError as error:
-            raise ConfigFileError(f"--svg {self._svg}: cannot be written: {error.strerror}") from None
+        title = f"{scaling.name} on {scaling.cluster}, {kind} scaling"
+        write_file(self._svg, "--svg", svg_of(title, rows_of(states)))

@@ -1,14 +1,14 @@
 """``llmctl plan --search``: the table of the fastest layouts, and the best one as a config."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmctl.cli.console import print_json
 from llmctl.cli.planning.prediction import limits_text
+from llmctl.cli.planning.written_files import write_file
 from llmctl.context import say
-from llmctl.errors import ConfigFileError
 from llmctl.submit.preview.search import FoundLayout, search
+from trainer.planning.estimate.candidates import fixed_batch
 
 if TYPE_CHECKING:
     from llmctl.submit.preview.predict import PlanInputs
@@ -19,6 +19,8 @@ _GIB = 1 << 30
 def show_search(inputs: "PlanInputs", output: str | None, *, as_json: bool) -> int:
     """Print the layouts; 1 if none fits."""
     found, best = search(inputs)
+    for key, value in fixed_batch(inputs.training, inputs.nodes * inputs.gpus_per_node).items():
+        say(f"{key}: is unset; all layouts have {value}")
     if as_json:
         print_json(found.as_json())
     elif found.layouts:
@@ -35,7 +37,10 @@ def show_search(inputs: "PlanInputs", output: str | None, *, as_json: bool) -> i
             say(f"no layout fits on {hardware}: {said}")
         return 1
     if output is not None:
-        _write(Path(output), best, output)
+        import yaml
+
+        write_file(Path(output), "--output", yaml.safe_dump(dict(best), sort_keys=False))
+        say(f"best layout: {output}")
     return 0
 
 
@@ -59,13 +64,3 @@ def _reasons(row: FoundLayout) -> list[str]:
     if row.faster is not None:
         lines.append(f"faster, with at least {row.faster.peak_memory_bytes / _GIB:.1f} GiB: {row.faster.layout}")
     return lines
-
-
-def _write(path: Path, best: Mapping[str, Any], shown: str) -> None:
-    import yaml
-
-    try:
-        path.write_text(yaml.safe_dump(dict(best), sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise ConfigFileError(f"--output {shown}: cannot be written: {error.strerror}") from None
-    say(f"best layout: {shown}")

@@ -7,8 +7,9 @@ import typer
 
 from llmctl.cli.completion import complete_cluster
 from llmctl.cli.console import print_json
+from llmctl.cli.planning.written_files import output_file, write_file
 from llmctl.context import ClusterSession, Context, say
-from llmctl.errors import INTERRUPTED, ConfigFileError, FollowedRunFailed, UsageError
+from llmctl.errors import INTERRUPTED, FollowedRunFailed, UsageError
 
 if TYPE_CHECKING:
     from llmctl.operate.tuning.plan import Tuning
@@ -64,7 +65,7 @@ def tune(
     if minutes is not None and points is not None:
         raise UsageError("--points: takes the place of --minutes; leave one of them out")
     context: Context = ctx.obj
-    targets = [_target(context, flag, value) for flag, value in (("--output", output), ("--svg", svg))]
+    targets = [output_file(context, flag, value) for flag, value in (("--output", output), ("--svg", svg))]
     from llmctl.operate.tuning.plan import TuneAsked, plan_tuning
     from llmctl.submit.job import SubmitArguments
 
@@ -88,20 +89,12 @@ def tune(
     return code
 
 
-def _target(context: Context, flag: str, value: str | None) -> Path | None:
-    """A file to write; refused before any job is submitted."""
-    if value is None:
-        return None
-    target = context.cwd / Path(value).expanduser()
-    if target.is_dir() or not target.parent.is_dir():
-        raise UsageError(f"{flag} {value}: cannot be written; name a file in an existing folder")
-    return target
-
-
 def _show_candidates(context: Context, tuning: "Tuning") -> None:
     print(f"{'STEP S':>8}  {'GIB':>6}  LAYOUT")
     for each in tuning.candidates:
         print(f"{each['seconds']:>8.3g}  {each['bytes'] / (1 << 30):>6.1f}  {each['name']}")
+    for note in tuning.plan.warnings:
+        context.tell(note)
     cost = tuning.plan.job.cost
     if cost is not None:
         context.tell(f"asks for {cost}")
@@ -149,22 +142,16 @@ def _finish(results: "TuneResults", output: Path | None, svg: Path | None, *, as
             print(line)
     if svg is not None:
         from llmctl.operate.tuning.drawing import svg_of
+        from llmctl.submit.preview.place import counted
 
-        size = f"{document['nodes']} nodes, {document['devices']} devices"
-        _write(svg, "--svg", svg_of(f"{document['run_id']}: {size} of {document['cluster']}", document["rows"]))
+        size = f"{counted(document['nodes'], 'node')}, {counted(document['devices'], 'device')}"
+        write_file(svg, "--svg", svg_of(f"{document['run_id']}: {size} of {document['cluster']}", document["rows"]))
     best = results.best_config()
     if output is not None and best is not None:
         import yaml
 
-        _write(output, "--output", yaml.safe_dump(best, sort_keys=False))
+        write_file(output, "--output", yaml.safe_dump(best, sort_keys=False))
         say(f"fastest layout: {output}")
-
-
-def _write(path: Path, flag: str, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigFileError(f"{flag} {path}: cannot be written: {error.strerror}") from None
 
 
 def _lines(results: "TuneResults") -> list[str]:

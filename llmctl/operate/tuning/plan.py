@@ -18,6 +18,7 @@ from llmctl.submit.preview.calibration import known_device
 from llmctl.submit.preview.estimate import device_of
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
+from trainer.planning.estimate.candidates import fixed_batch
 from trainer.planning.estimate.devices import DEVICES, Device
 from trainer.planning.estimate.plan import RunPlan, plan_run
 from trainer.planning.estimate.search import search_layouts
@@ -93,8 +94,10 @@ def plan_tuning(context: Context, asked: TuneAsked) -> Tuning:
     }
     document = {**request, "candidates": candidates, "seconds": 60 * minutes, "own": own}
     plan = _job(context, asked, training, minutes)
+    fixed = fixed_batch(config, training.job.request.nodes * training.job.request.ranks_per_node)
+    notes = tuple(f"{key}: is unset; all layouts have {value}" for key, value in fixed.items())
     files = {FILE: json.dumps(document, indent=1).encode()}
-    return Tuning(replace(plan, files=files, warnings=training.warnings), request, candidates, minutes)
+    return Tuning(replace(plan, files=files, warnings=(*training.warnings, *notes)), request, candidates, minutes)
 
 
 def _training(context: Context, asked: TuneAsked) -> tuple[SubmitPlan, Mapping[str, Any]]:

@@ -98,8 +98,22 @@ def unchecked(config: TrainConfig, values: dict[str, Any]) -> TrainConfig:
     return config.model_copy(update=update)
 
 
+def fixed_batch(config: TrainConfig, world: int) -> dict[str, Any]:
+    """The key that keeps the batch of ``config`` on ``world`` devices; empty if the config names its batch.
+
+    An unset batch is one micro-batch of each replica: layouts would have different batches, and the one with the
+    smallest would seem the fastest.
+    """
+    training = config.training
+    if training.global_batch_size is not None or training.step_batch_size_schedule is not None:
+        return {}
+    return {"training.global_batch_size": config.global_batch_size(max(1, config.data_parallel_size(world)))}
+
+
 def candidates(config: TrainConfig, vocab_size: int, links: Links, world: int) -> Iterator[Candidate]:
-    """All layouts of ``world`` devices that the search knows."""
+    """All layouts of ``world`` devices that the search knows, all with the batch of the config's own layout."""
+    fixed = fixed_batch(config, world)
+    config = unchecked(config, fixed)
     for mesh in _meshes(config, world, links.per_node):
         # A layout must fit the other batches of a ramp or of steps too.
         sizes = [phase.samples for phase in config.batch_sizes(mesh.dp).phases]
@@ -107,7 +121,7 @@ def candidates(config: TrainConfig, vocab_size: int, links: Links, world: int) -
             if any(size % (mesh.dp * mbs) for size in sizes):
                 continue
             for recompute, keys in _recomputes(config):
-                values = {**_UNSET, **_mesh_keys(mesh), **keys, "training.micro_batch_size": mbs}
+                values = {**_UNSET, **fixed, **_mesh_keys(mesh), **keys, "training.micro_batch_size": mbs}
                 yield from _Bounds(config, vocab_size, links, world, mesh, values).candidates(max(sizes), recompute)
 
 

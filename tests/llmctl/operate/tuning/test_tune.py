@@ -70,6 +70,10 @@ def test_a_dry_run_shows_the_layouts_and_submits_nothing(place: Path, capsys: py
     shown = capsys.readouterr()
     assert shown.out.splitlines()[0].split() == ["STEP", "S", "GIB", "LAYOUT"]
     assert "nothing was submitted" in shown.err and runs_of(place) == []
+    unset = {**CONFIG, "training": {**CONFIG["training"], "global_batch_size": None}}
+    (place / "c.yaml").write_text(yaml.safe_dump(unset))
+    assert main([*WORDS, "--dry-run"]) == 0
+    assert "training.global_batch_size: is unset; all layouts have 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,18 @@ def test_nothing_that_fits_is_faster() -> None:
         assert sum(each.plan.limits.values()) < 1
 
 
+def test_all_layouts_have_one_batch_also_if_the_config_names_none() -> None:
+    unset = small(global_batch_size=None, micro_batch_size=4)
+    layouts = list(candidates(unset, VOCABULARY, Links(4, DEVICES["H100"]), 4))
+    # One micro-batch for each of the four replicas that the config has on four devices.
+    assert {one.values["training.global_batch_size"] for one in layouts} == {16}
+    assert len({one.values["training.micro_batch_size"] for one in layouts}) > 1
+    found = search_layouts(unset, VOCABULARY, DEVICES["H100"], 1, 4).found
+    assert {each.plan.config.training.global_batch_size for each in found} == {16}
+    named = candidates(small(), VOCABULARY, Links(4, DEVICES["H100"]), 4)
+    assert not any("training.global_batch_size" in one.values for one in named)
+
+
 def test_a_short_table_gives_the_time_of_a_long_one() -> None:
     links = Links(8, DEVICES["H100"])
     for name, most in (("nemo-llama2-70b", 0.005), ("nemo-llama2-13b", 0.005), ("korthikanti-175b", 0.005)):
