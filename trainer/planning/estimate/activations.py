@@ -38,22 +38,9 @@ def layer_bytes(config: TrainConfig, layer: int) -> int:
     model, training, parallel = config.model, config.training, config.parallel
     tp, size, tokens = parallel.tensor_model_parallel_size, element_bytes(config), tokens_per_rank(config)
     stream = tokens * model.hidden_size // (tp if parallel.sequence_parallel else 1) * size
-    heads, groups = model.num_attention_heads // tp, max(1, model.query_groups // tp)
     selected = frozenset[str]()
     if training.recompute_granularity == "selective":
         selected = frozenset(training.recompute_modules or ["core_attn"])
-    attention = tokens * (2 * heads + 2 * groups) * model.head_dim * size + tokens * heads * _STATISTICS
-    if model.attention_backend in ("unfused", "local"):
-        # The result in the order of heads, beside that of tokens.
-        attention += tokens * heads * model.head_dim * size
-    if model.position_embedding_type == "alibi":
-        attention += tokens * (heads + groups) * ALIBI_CHANNELS * size
-    scores = 0
-    if model.attention_dropout > 0:
-        attention += tokens * heads * _ROW_KEYS
-    if keeps_scores(model) and "core_attn" not in selected:
-        # Probabilities before and after dropout, and the mask.
-        scores = (2 * size + 1) * heads * tokens * training.seq_length
     if model.is_moe_layer(layer):
         inner, routed = _expert_bytes(config, tokens, size)
         forgets = "moe" in selected
@@ -64,7 +51,30 @@ def layer_bytes(config: TrainConfig, layer: int) -> int:
     norms = 2 * stream + 2 * tokens * _STATISTICS
     normed = 0 if "layernorm" in selected else 2 * stream
     extra = 2 * stream if model.norm_placement == "sandwich" else 0
-    return norms + normed + extra + attention + scores + inner
+    return norms + normed + extra + _attention_bytes(config, replays="core_attn" in selected) + inner
+
+
+def _attention_bytes(config: TrainConfig, *, replays: bool) -> int:
+    """Bytes that attention keeps: queries, keys, values and result, and what its kernel adds.
+
+    Args:
+        config: of the run.
+        replays: backward computes the scores again, of a kernel that keeps them.
+    """
+    model, tokens, size = config.model, tokens_per_rank(config), element_bytes(config)
+    tp = config.parallel.tensor_model_parallel_size
+    heads, groups = model.num_attention_heads // tp, max(1, model.query_groups // tp)
+    width = model.head_dim * size
+    kept = tokens * (2 * heads + 2 * groups) * width
+    if model.position_embedding_type == "alibi":
+        kept += tokens * (heads + groups) * ALIBI_CHANNELS * size
+    if keeps_scores(model):
+        # Probabilities before and after dropout, the mask, and the result in the order of heads.
+        of_kernel = (2 * size + 1) * config.training.seq_length + width
+        return kept if replays else kept + tokens * heads * of_kernel
+    # The result in the order of heads, beside that of tokens.
+    of_kernel = _STATISTICS + (width if model.attention_backend in ("unfused", "local") else 0)
+    return kept + tokens * heads * (of_kernel + (_ROW_KEYS if model.attention_dropout > 0 else 0))
 
 
 def _without_output(config: TrainConfig, inner: int) -> int:

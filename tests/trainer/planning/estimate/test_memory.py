@@ -202,9 +202,11 @@ def test_only_unfused_attention_with_dropout_keeps_scores() -> None:
     # Two keys per head and query, of which the masks are drawn again; 4 heads on a rank.
     without = layer_bytes(plain, 0)
     assert kept["auto", None] == kept["auto", "selective"] == kept["fused", None] == without + 32 * 4 * 8
-    # Probabilities before and after dropout, and a byte of the mask.
-    assert kept["unfused", None] - kept["unfused", "selective"] == (2 * 2 + 1) * 4 * 32 * 32
-    assert kept["unfused", "selective"] - kept["auto", None] == 32 * 4 * plain.model.head_dim * 2
+    # With scores nothing of a kernel is kept. Probabilities before and after dropout, a byte of the mask, and the
+    # result in the order of heads, all of which recompute forgets.
+    assert kept["unfused", "selective"] == without - 32 * 4 * 4
+    in_order_of_heads = 32 * 4 * plain.model.head_dim * 2
+    assert kept["unfused", None] - kept["unfused", "selective"] == (2 * 2 + 1) * 4 * 32 * 32 + in_order_of_heads
     assert kept["local", None] == kept["unfused", None] > kept["auto", None]
 
 
