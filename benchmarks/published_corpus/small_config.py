@@ -37,7 +37,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 _ALWAYS = {"training.device": "cpu", "training.train_iters": ITERATIONS, "logging.log_interval": 1}
 _DROPPED = {
     "job": "*",
-    "model": "vocab_size moe_layer_freq attention_backend",
+    "model": "vocab_size moe_layer_freq window_layers attention_backend",
     "training": "exit_interval exit_duration_in_mins",
     "parallel": "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size cp_comm_type "
     "expert_model_parallel_size sequence_parallel num_layers_per_virtual_pipeline_stage pipeline_schedule "

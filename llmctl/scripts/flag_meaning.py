@@ -13,9 +13,10 @@ from llmctl.scripts.flag_group import FlagGroup
 from llmctl.scripts.unknown_places import LABELS, left_out
 from trainer.config.counted_flags import COUNTED, OF_SAMPLES
 from trainer.config.forks.ignored import DENSE
+from trainer.config.joint_flags import JOINT_FLAGS
 from trainer.config.megatron_flags import SQUARE_ROOTS
 from trainer.config.sections.profile_steps import FLAGS, NO_PROFILE, STEPS
-from trainer.planning.command_line import UsageError, parse_command_line
+from trainer.planning.command_line import CommandLine, UsageError, parse_command_line
 
 ENTRY_POINTS = {"pretrain_gpt": "decoder", "pretrain_bert": "bert", "pretrain_t5": "t5"}
 """Program of Megatron-LM, without its ending -> architecture."""
@@ -64,7 +65,7 @@ def architecture_of(entry: str, line: int) -> str:
 
 def status_of(group: FlagGroup) -> Literal["meant", "no effect", "refused"]:
     """The meaning of a single flag of a script."""
-    if group.name in _DEEPSPEED_CONFIG or _counted_key(group) is not None:
+    if group.name in _DEEPSPEED_CONFIG or _joint_keys(group):
         return "meant"
     try:
         return "meant" if parse_command_line(group.words).values else "no effect"
@@ -106,12 +107,14 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
         elif group.name not in _DEEPSPEED_CONFIG:
             meant.append(group)
     alone = {place: _alone(group, found) for place, group in enumerate(meant)}
-    found.values = _together(meant)
+    line = _together(meant)
+    found.values = dict(line.values)
     _put_origins(meant, alone, found)
     _note_what_yields(meant, alone, found)
     _note_what_others_set(meant, alone, found)
+    _note_joint(meant, line.notes, found)
     if STEPS not in found.values:
-        asked = [group for group in meant if group.name.replace("_", "-") in FLAGS]
+        asked = [group for group in meant if _flag(group) in FLAGS]
         found.without_effect += [(group.line, " ".join(group.words), NO_PROFILE) for group in asked]
     for group in groups:
         if group.name in _DEEPSPEED_CONFIG:
@@ -122,7 +125,7 @@ def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | Non
 def _put_origins(meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[str, Any]], found: FlagMeaning) -> None:
     """The flag and line that each value came from."""
     for key, value in found.values.items():
-        setters = [place for place, values in alone.items() if key in values or _counted_key(meant[place]) == key]
+        setters = [place for place, values in alone.items() if key in values or key in _joint_keys(meant[place])]
         same = [place for place in setters if alone[place].get(key) == value]
         if setters:
             found.origins[key] = meant[(same or setters)[-1]].origin
@@ -142,14 +145,26 @@ def _note_what_others_set(
 ) -> None:
     """Tell each flag whose keys all come from other flags, so that no flag is passed over in silence."""
     for place, group in enumerate(meant):
-        keys = [key for key in (*alone[place], _counted_key(group)) if key in found.origins]
+        if _flag(group) in JOINT_FLAGS:
+            continue
+        keys = [key for key in (*alone[place], *_joint_keys(group)) if key in found.origins]
         if keys and not any(found.origins[key] == group.origin for key in keys):
             reason = f"{keys[0]} comes from {found.origins[keys[0]]}"
             found.without_effect.append((group.line, " ".join(group.words), reason))
 
 
+def _note_joint(meant: Sequence[FlagGroup], notes: Sequence[str], found: FlagMeaning) -> None:
+    """Tell the flags without effect beside the others, whose meaning alone says nothing."""
+    for group in meant:
+        note = next((note for note in notes if note.startswith(f"--{_flag(group)} ")), None)
+        if note is not None and _flag(group) in JOINT_FLAGS:
+            found.without_effect.append((group.line, " ".join(group.words), note.partition(": ")[2]))
+
+
 def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
     """Keys that one flag sets by itself; a flag that is wrong only by itself sets none."""
+    if group.missing is not None and _joint_keys(group):
+        raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
     try:
         parsed = parse_command_line(group.words)
     except UsageError as error:
@@ -158,34 +173,43 @@ def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
         return {}
     if parsed.values and group.missing is not None and not group.name.startswith(LABELS):
         raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
-    for note in parsed.notes if group.name.replace("_", "-") not in FLAGS else ():
+    for note in parsed.notes if _flag(group) not in (*FLAGS, *JOINT_FLAGS) else ():
         found.without_effect.append((group.line, " ".join(group.words), note.partition(": ")[2]))
     return dict(parsed.values)
 
 
-def _counted_key(group: FlagGroup) -> str | None:
-    """The key that a flag sets only beside others: a length in samples or tokens, the root of a size, a profile."""
-    name = group.name.replace("_", "-")
+def _joint_keys(group: FlagGroup) -> tuple[str, ...]:
+    """Keys that a flag sets only beside others: a length in samples or tokens, the root of a size, a profile, yarn."""
+    name = _flag(group)
+    if name in JOINT_FLAGS:
+        return JOINT_FLAGS[name]
     if name in FLAGS:
-        return STEPS
-    return SQUARE_ROOTS[name][0] if name in SQUARE_ROOTS else COUNTED.get(name)
+        return (STEPS,)
+    key = SQUARE_ROOTS[name][0] if name in SQUARE_ROOTS else COUNTED.get(name)
+    return () if key is None else (key,)
 
 
-def _together(groups: Sequence[FlagGroup]) -> dict[str, Any]:
-    """The values of all flags; an error tells every flag that is refused."""
+def _flag(group: FlagGroup) -> str:
+    return group.name.replace("_", "-")
+
+
+def _together(groups: Sequence[FlagGroup]) -> CommandLine:
+    """The meaning of all flags; an error tells every flag that is refused."""
     left, problems = list(groups), list[tuple[int, str]]()
     while True:
         try:
             parsed = parse_command_line([word for group in left for word in group.words])
         except UsageError as error:
             refused = next((group for group in left if _refusal(group) == str(error)), None)
-            problems.append((refused.line if refused else groups[0].line, str(error)))
+            # A flag that is refused only beside others is named first.
+            named = [group for group in left if str(error).startswith(f"--{_flag(group)}: ")]
+            problems.append(((refused or [groups[0], *named][-1]).line, str(error)))
             if refused is not None:
                 left.remove(refused)
                 continue
         if problems:
             raise all_problems(problems)
-        return dict(parsed.values)
+        return parsed
 
 
 def _refusal(group: FlagGroup) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from trainer.config.counted_flags import COUNTED
+from trainer.config.joint_flags import JOINT_FLAGS
 from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
 from trainer.planning.command_line import flag_keys
 
@@ -43,6 +44,8 @@ def answer(flag: str) -> tuple[str, str]:
     if flag in SQUARE_ROOTS:
         key, of = SQUARE_ROOTS[flag]
         return "meant", f"`{key}`, the square root of `{of}`"
+    if flag in JOINT_FLAGS:
+        return "meant", f"`{JOINT_FLAGS[flag][0]}`, together with other flags"
     if flag in WITHOUT_EFFECT:
         return "no effect", WITHOUT_EFFECT[flag].reason
     return "refused", REFUSED[flag]
@@ -50,6 +53,6 @@ def answer(flag: str) -> tuple[str, str]:
 
 def flags_page() -> str:
     """The whole page."""
-    flags = sorted({*recorded_flags(), *ALIASES, *COUNTED, *SQUARE_ROOTS, *WITHOUT_EFFECT, *REFUSED})
+    flags = sorted({*recorded_flags(), *ALIASES, *COUNTED, *SQUARE_ROOTS, *JOINT_FLAGS, *WITHOUT_EFFECT, *REFUSED})
     rows = ("| `--{}` | {} | {} |".format(flag, *answer(flag)) for flag in flags)
     return _HEAD + "\n".join(rows) + "\n"

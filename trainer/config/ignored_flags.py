@@ -13,6 +13,25 @@ IGNORED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "weights of every layout start alike, and none is made twice",
+        """
+        init-model-with-meta-device
+        """,
+    ),
+    (
+        "Megatron-LM reads the flag only with a checkpoint of NVIDIA's Model Optimizer; --position-embedding-type yarn "
+        "with its numbers scales the angles",
+        """
+        enable-gpt-oss
+        """,
+    ),
+    (
+        "Megatron-LM reads the flag only with a checkpoint of NVIDIA's Model Optimizer",
+        """
+        export-force-local-attention
+        """,
+    ),
+    (
         "the self-checks of Megatron-LM's layers change nothing in the training",
         """
         test-mode

@@ -87,6 +87,7 @@ ALIASES: dict[str, Alias] = {
     "use-rotary-position-embeddings": Alias("model.position_embedding_type", "rope"),
     "layernorm-epsilon": Alias("model.norm_epsilon"),
     "activation-func-clamp-value": Alias("model.activation_clamp"),
+    "softmax-type": Alias("model.attention_sinks", words={"vanilla": False, "learnable": True}),
     "encoder-num-layers": Alias("model.num_layers"),
     "model-parallel-size": Alias("parallel.tensor_model_parallel_size"),
     "batch-size": Alias("training.micro_batch_size"),
@@ -340,9 +341,6 @@ REFUSED: dict[str, str] = {
     "disable-tokenizer-sentencepiece-ignore-extra-whitespaces": _SPACES,
     "chat-template": "chat templates are not supported; leave the flag out",
     "null-tokenizer-eod-id": "the end-of-document id is always --vocab-size; leave the flag out",
-    "quick-geglu": "quick GeLU without an offset of the ups is not supported; for gpt-oss use --swiglu with "
-    "--activation-alpha 1.702 and --activation-clamp 7",
-    "glu-linear-offset": "use --activation-alpha, which adds 1 to the ups as gpt-oss does",
     "apply-residual-connection-post-layernorm": "the residual is the input of the norm; use --norm-placement post for "
     "norms after the residual add",
     "data-args-path": "pass the file's contents to --data-path",

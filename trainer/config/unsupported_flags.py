@@ -21,7 +21,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (
         "weights of every layout start alike from --init-method-std; leave the flag out",
         """
-        init-model-with-meta-device no-initialization
+        no-initialization
         """,
     ),
     (
@@ -43,28 +43,9 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "use --rope-scaling with rope_type=yarn and the numbers of yarn",
-        """
-        mscale mscale-all-dim no-yarn-correction-range-round-to-int rope-type rotary-scaling-factor
-        yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int yarn-original-max-position-embeddings
-        """,
-    ),
-    (
         "use --rope-scaling with rope_type=linear factor=N",
         """
         rotary-seq-len-interpolation-factor
-        """,
-    ),
-    (
-        "use --window-layers",
-        """
-        window-attn-skip-freq
-        """,
-    ),
-    (
-        "use --attention-sinks for a learned logit in the softmax",
-        """
-        softmax-type
         """,
     ),
     (
@@ -100,7 +81,7 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         batch-invariant-backend batch-invariant-mode cache-mla-latents check-for-large-grads
         config-logger-dir
         ddp-param-name-patterns-for-fp32-local-accumulation ddp-reduce-scatter-with-fp32-accumulation
-        disable-bf16-reduced-precision-matmul disable-dsa-indexer-rotate-activation
+        disable-dsa-indexer-rotate-activation
         disable-dsa-indexer-scoring-relu disable-mamba-mem-eff-path distributed-timeout-seconds-after-init
         dump-param-to-param-group-map enable-experimental enable-full-sharding-in-hsdp enable-mhc-connections
         exit-signal exit-signal-handler-for-dataloader expert-tensor-parallel-num-weight-shards

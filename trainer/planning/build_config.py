@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from trainer.config.counted_flags import COUNTED
 from trainer.config.errors import ConfigError, joined
+from trainer.config.joint_flags import JOINT_FLAGS
 from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
 from trainer.config.other_names import OTHER_NAMES
 from trainer.config.sections.section import Section
@@ -92,6 +93,8 @@ def megatron_flag_problem(name: str, keys: Sequence[str]) -> str | None:
     if flag in SQUARE_ROOTS:
         key, of = SQUARE_ROOTS[flag]
         return f"is Megatron-LM's --{flag}; use {key} with the square root of {of}"
+    if flag in JOINT_FLAGS:
+        return f"is Megatron-LM's --{flag}; use {JOINT_FLAGS[flag][0]}"
     if flag in WITHOUT_EFFECT:
         return f"is Megatron-LM's --{flag}, which has no key here: {WITHOUT_EFFECT[flag].reason}; leave it out"
     return f"is Megatron-LM's --{flag}, which {_as_clause(REFUSED[flag])}" if flag in REFUSED else None

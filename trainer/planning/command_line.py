@@ -12,6 +12,7 @@ from typing import Any
 from trainer.config.counted_flags import COUNTED, iterations_of
 from trainer.config.errors import ConfigError
 from trainer.config.forks.ignored import DENSE, EXPERTS_REFUSED, expert_flags
+from trainer.config.joint_flags import JOINT_FLAGS, joint_values
 from trainer.config.megatron_flags import (
     ALIASES,
     ONE_OF_SEVERAL,
@@ -88,6 +89,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     try:
         # Last: counts of samples become iterations by the batch size, which may stand behind them.
         result.values.update(iterations_of(counted, result.values))
+        _take_joint(flags, result)
     except ValueError as error:
         raise UsageError(str(error)) from None
     _take_square_roots(flags, result.values)
@@ -98,7 +100,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def _take_profile(flags: Sequence[tuple[str, list[str]]], line: CommandLine) -> list[tuple[str, list[str]]]:
-    """The flags but those that only together ask for a profile, whose meaning ``line`` gets."""
+    """The flags with a meaning of their own; those that together ask for a profile are taken into ``line``."""
     given = {flag: values for flag, values in flags if flag in FLAGS}
     try:
         steps = steps_of(given)
@@ -109,7 +111,14 @@ def _take_profile(flags: Sequence[tuple[str, list[str]]], line: CommandLine) -> 
         line.values[STEPS] = steps
     elif all(flag != "profile-steps" for flag, _ in flags):
         line.notes += [f"--{' '.join([flag, *given[flag]])} is without effect here: {NO_PROFILE}" for flag in given]
-    return [one for one in flags if one[0] not in FLAGS]
+    return [one for one in flags if one[0] not in FLAGS and one[0] not in JOINT_FLAGS]
+
+
+def _take_joint(flags: Sequence[tuple[str, Sequence[str]]], line: CommandLine) -> None:
+    joint = {flag: values for flag, values in flags if flag in JOINT_FLAGS}
+    found, idle = joint_values(joint, line.values)
+    line.values.update(found)
+    line.notes += [f"--{' '.join([flag, *joint[flag]])} is without effect here: {why}" for flag, why in idle.items()]
 
 
 def _take_alias(flag: str, values: Sequence[str], settled: dict[str, Any], yielding: dict[str, Any]) -> None:
@@ -231,7 +240,7 @@ def _without_effect(flag: str, values: Sequence[str]) -> str:
 
 
 def _unknown(flag: str, keys: Mapping[str, str]) -> str:
-    near = _nearest_word(flag, [*keys, *ALIASES, *COUNTED, *SQUARE_ROOTS, *WITHOUT_EFFECT, "config"])
+    near = _nearest_word(flag, [*keys, *ALIASES, *COUNTED, *SQUARE_ROOTS, *JOINT_FLAGS, *WITHOUT_EFFECT, "config"])
     return f"--{flag}: unknown flag" + (f"; did you mean --{near}?" if near else "; flags are the config's keys")
 
 

@@ -24,6 +24,8 @@ def choose_device(config: TrainingConfig, launch: LaunchEnvironment) -> torch.de
         ConfigError: the job has GPUs but torch finds too few, so that training would silently run on the CPU; or
             training.bf16 is set for a GPU without bf16.
     """
+    if config.disable_bf16_reduced_precision_matmul:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     visible = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
     if config.device == "cpu":
         return torch.device("cpu")

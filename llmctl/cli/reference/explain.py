@@ -78,6 +78,7 @@ def _key(key: Key) -> str:
 def _flag(flag: str) -> str:
     """The answer to a flag of Megatron-LM: the key that it sets, no effect, or a refusal."""
     from trainer.config.counted_flags import COUNTED
+    from trainer.config.joint_flags import JOINT_FLAGS
     from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
     from trainer.planning.command_line import flag_keys
 
@@ -91,11 +92,14 @@ def _flag(flag: str) -> str:
     if flag in SQUARE_ROOTS:
         key, of = SQUARE_ROOTS[flag]
         return f"--{flag}: sets {key} to the square root of {of}\n{_key(all_keys()[key])}"
+    if flag in JOINT_FLAGS:
+        key = JOINT_FLAGS[flag][0]
+        return f"--{flag}: sets {key} together with other flags\n{_key(all_keys()[key])}"
     if flag in WITHOUT_EFFECT:
         return f"--{flag}: has no effect: {WITHOUT_EFFECT[flag].reason}"
     if flag in REFUSED:
         return f"--{flag}: is refused: {REFUSED[flag]}"
-    every = [*keys, *ALIASES, *COUNTED, *SQUARE_ROOTS, *WITHOUT_EFFECT, *REFUSED]
+    every = [*keys, *ALIASES, *COUNTED, *SQUARE_ROOTS, *JOINT_FLAGS, *WITHOUT_EFFECT, *REFUSED]
     near = difflib.get_close_matches(flag, every, n=3)
     hint = f"; did you mean {', '.join(f'--{each}' for each in near)}?" if near else ""
     raise UsageError(f"--{flag}: Megatron-LM has no flag of this name{hint}")

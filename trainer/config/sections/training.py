@@ -150,6 +150,8 @@ class TrainingConfig(Section):
     """Device of the ranks. auto: a GPU where torch finds one, else the CPU."""
     deterministic_mode: bool = False
     """Use deterministic kernels of PyTorch only; an operation that has none ends the run."""
+    disable_bf16_reduced_precision_matmul: bool = False
+    """On GPUs, products in bf16 add the parts of a sum in float32 only. Off: PyTorch's default, which allows bf16."""
     kernel_backend: BackendKey = "auto"
     """Backend of the memory-bound ops: native (csrc, compiled for this machine), torch (its fused functions), or
     reference (plain PyTorch). auto: the first available backend that passes its self-test, in this order."""
