@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from llmctl.scripts.errors import ScriptError
@@ -18,11 +18,12 @@ OF_THE_ENVIRONMENT = ("activate", "modules.sh", "conda.sh")
 
 
 class FilesBeside:
-    """Files in the folder of a script, and below."""
+    """Files in the folder of a script, and below; and below folders that the user named."""
 
-    def __init__(self, script: Path) -> None:
-        """Look beside ``script``; ``texts`` are those of the files read so far."""
+    def __init__(self, script: Path, given: Iterable[str] = ()) -> None:
+        """Look beside ``script``, and below folders among the values that the user gave; ``texts`` are those read."""
         self._folder = script.parent.resolve()
+        self._given = [Path(value).resolve() for value in given if value.startswith("/")]
         self.texts: list[str] = []
         self._read: list[Path] = []
 
@@ -43,7 +44,8 @@ class FilesBeside:
                 self._ask(place, name)
                 continue
             found = (self._folder / place).resolve()
-            if found.is_relative_to(self._folder) and found.is_file() and found.stat().st_size <= _MAX_BYTES:
+            is_near = any(found.is_relative_to(folder) for folder in (self._folder, *self._given))
+            if is_near and found.is_file() and found.stat().st_size <= _MAX_BYTES:
                 self._read.append(found)
                 self.texts.append(found.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n"))
                 return place, self.texts[-1]
@@ -58,7 +60,9 @@ class FilesBeside:
         own = f"/{self._folder.name}/"
         if own in pattern:
             yield posixpath.normpath(pattern.rpartition(own)[2])
-        if not pattern.startswith("/"):
+        if pattern.startswith("/") and _UNKNOWN not in pattern:
+            yield posixpath.normpath(pattern)
+        elif not pattern.startswith("/"):
             yield posixpath.normpath(pattern.lstrip(_UNKNOWN).lstrip("/"))
 
     def _ask(self, place: str, name: Value) -> None:

@@ -141,7 +141,7 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
     def outside(name: str, line: int) -> Value | None:
         return outside_value(name, line, size, path.name)
 
-    commands, beside = read_commands(text), FilesBeside(path)
+    commands, beside = read_commands(text), FilesBeside(path, given.values())
 
     def read_with(arguments: int) -> _Script:
         world = World(dict(given), outside, size.gpus, now, beside.text_of, arguments)
@@ -185,7 +185,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     put_start(flags)
     drop_idle(architecture, flags)
     job = job_meaning(script.directives, launch, script.run.environment)
-    return _written(path, launch, flags, job, state.skipped)
+    return _written(path, launch, flags, job, script.interpreter)
 
 
 def _training_line(interpreter: Interpreter, text: str, given: Mapping[str, str]) -> tuple[Run, LaunchLine]:
@@ -238,8 +238,9 @@ def _chosen(found: Sequence[tuple[Run, LaunchLine]], given: Mapping[str, str]) -
 
 
 def _written(
-    path: Path, launch: LaunchLine, flags: FlagMeaning, job: JobMeaning, skipped: Sequence[tuple[int, str]]
+    path: Path, launch: LaunchLine, flags: FlagMeaning, job: JobMeaning, interpreter: Interpreter
 ) -> ImportedScript:
+    skipped = interpreter.state.skipped
     sections: dict[str, dict[str, Any]] = {"job": dict(job.values)} if job.values else {}
     for key, value in flags.values.items():
         section, _, name = key.partition(".")
@@ -249,7 +250,7 @@ def _written(
         config = build_config(sections)
     except ConfigError as error:
         raise all_problems(
-            _unread(error, skipped) or [_blamed(each, origins, launch.line) for each in error.all]
+            _unread(error, interpreter) or [_blamed(each, origins, launch.line) for each in error.all]
         ) from None
     prepared = [(line, words, "the cluster's profile sets the environment up") for line, words in skipped]
     programs = " ".join([*launch.programs, launch.entry.rpartition("/")[2]])
@@ -278,16 +279,20 @@ def _written(
     return ImportedScript(plain_sections, text, ignored, remarks)
 
 
-def _unread(error: ConfigError, skipped: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+def _unread(error: ConfigError, interpreter: Interpreter) -> list[tuple[int, str]]:
     """The files without which whole sections are missing, if the script reads any that are not here."""
     absent = [each.key for each in error.all if "is required" in each.problem and "." not in each.key]
     if not absent:
         return []
     what = f"the flags of {' and '.join(absent)} are missing, which this file may have"
-    return [
-        (line, f"reads {name}, which is not beside the script: {what}; put it there")
-        for line, name in unread_files(skipped)
-    ]
+    found = []
+    for line, name in unread_files(interpreter.state.skipped):
+        problem = f"reads {name}, which is not beside the script: {what}; put it there"
+        if line in interpreter.open_files:
+            shown, missing = interpreter.open_files[line]
+            problem = f"reads {shown}: {missing.problem}"
+        found.append((line, problem))
+    return found
 
 
 def _blamed(error: ConfigError, origins: Mapping[str, str], launch_line: int) -> tuple[int, str]:

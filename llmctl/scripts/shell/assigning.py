@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from llmctl.scripts.shell.expansion import Expansion
 from llmctl.scripts.shell.state import State
 from llmctl.scripts.shell.syntax import Assignment, Parameter, Word
-from llmctl.scripts.shell.values import Value, named_after, text_of
+from llmctl.scripts.shell.values import LEFT_OPEN, Chunk, Missing, Value, absent, missing_of, named_after, text_of
+
+# Not `<eod>` and other tokens of a vocabulary.
+_OPEN = re.compile(
+    r"(<[A-Za-z](?=[^<>\n]*(?: |path|dir|file|your|name|data|model|account|project))[^<>\n]*[^\s<>]>)", re.IGNORECASE
+)
 
 
 def assign(
@@ -16,7 +23,7 @@ def assign(
     given: Collection[str],
     number: Callable[[str, int], int | None],
 ) -> None:
-    """Set a variable; one that the user gave keeps the user's value, unless the line changes that very value.
+    """Set a variable; one that the user gave keeps the user's value, unless the line makes a known one of that value.
 
     Args:
         assignment: to carry out.
@@ -35,13 +42,34 @@ def assign(
     is_own = any(isinstance(part, Parameter) and (part.name, part.operator) == (name, "") for part in parts)
     if before is None and is_own and expansion.outside(name, assignment.line) is None:
         state.variables[name] = ()  # ARGS="${ARGS} --flag" begins with nothing
-    value = named_after(expansion.text(assignment.value), name)
+    value = named_after(_opened(expansion.text(assignment.value), name), name)
+    if name in given and missing_of(value) is not None:
+        return
     if assignment.index is not None:
         _put_item(name, assignment.index, value, assignment, expansion, number)
     elif assignment.appends and isinstance(before, list):
         state.variables[name] = [(*(before[0] if before else ()), *value), *before[1:]]
     else:
         state.variables[name] = (*(before or ()), *value) if assignment.appends else value
+
+
+def _opened(value: Value, name: str) -> Value:
+    """A value with the parts unknown that the script leaves open in quotes, as in ``DATA="<path to the data>"``.
+
+    Of several words, such as flags, the variable's name alone would not say which one is open.
+    """
+    if re.search(r"\s", _OPEN.sub("", text_of(value))):
+        return value
+    return tuple(part for chunk in value for part in (_parts(chunk, name) if chunk.missing is None else [chunk]))
+
+
+def _parts(chunk: Chunk, name: str) -> list[Chunk]:
+    texts = _OPEN.split(chunk.text)
+    return [
+        absent(Missing(chunk.line, text, LEFT_OPEN, name))[0] if place % 2 else replace(chunk, text=text)
+        for place, text in enumerate(texts)
+        if text or len(texts) == 1
+    ]
 
 
 def _put_items(assignment: Assignment, expansion: Expansion, number: Callable[[str, int], int | None]) -> None:

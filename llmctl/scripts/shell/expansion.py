@@ -13,6 +13,7 @@ from llmctl.scripts.shell.braces import expand_braces
 from llmctl.scripts.shell.state import State, Variable
 from llmctl.scripts.shell.syntax import Arithmetic, Literal, Parameter, Placeholder, Substitution, Word
 from llmctl.scripts.shell.values import (
+    LEFT_OPEN,
     Chunk,
     Missing,
     Value,
@@ -116,7 +117,7 @@ class Expansion:
             if isinstance(part, Literal):
                 chunks += lines_of(part.text, part.line, quoted=not part.is_open)
             elif isinstance(part, Placeholder):
-                missing = Missing(part.line, part.text, "is a place that the script leaves open")
+                missing = Missing(part.line, part.text, LEFT_OPEN)
                 chunks.append(Chunk("", part.line, quoted=True, missing=missing))
             elif isinstance(part, Substitution):
                 chunks += used_in(self.substitute(part), quoted=part.quoted)

@@ -81,7 +81,11 @@ class Interpreter:
     """One script."""
 
     def __init__(self, world: World) -> None:
-        """Start with the positional parameters among ``world.given``."""
+        """Start with the positional parameters among ``world.given``.
+
+        ``used`` has the user's variables that were met; ``open_files`` the line of each command that reads a file of an
+        unknown name -> this name, and its unknown part.
+        """
         self.world = world
         self.state = State()
         positional = {int(name): value for name, value in world.given.items() if name.isdigit()}
@@ -96,6 +100,7 @@ class Interpreter:
         self._steps = self._depth = 0
         self._loops: list[str] = []
         self.used: set[str] = set()
+        self.open_files: dict[int, tuple[str, Missing]] = {}
         self.shell = ShellCommands(self)
 
     @property
@@ -181,6 +186,10 @@ class Interpreter:
     def source(self, words: Sequence[Value], line: int) -> Truth | None:
         """Walk through a file beside the script; None if the file is elsewhere. All its lines count as ``line``."""
         if len(words) < 2 or (found := self.world.beside(words[1])) is None:
+            missing = missing_of(words[1]) if len(words) > 1 else None
+            if missing is not None and missing.name:
+                shown = "".join(chunk.missing.what if chunk.missing else chunk.text for chunk in words[1])
+                self.open_files[line] = (shown, missing)
             return None
         name, text = found
         before, self.state.positional = self.state.positional, list(words[2:]) or self.state.positional

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+LEFT_OPEN = "is a place that the script leaves open"
+"""Reason of a ``Missing`` for words such as ``<path to the data>``."""
+
 
 @dataclass(frozen=True)
 class Missing:

@@ -1,0 +1,57 @@
+"""Values that a script leaves open: places in quotes, files of unknown folders, and values that the user gave."""
+
+from pathlib import Path
+
+import pytest
+
+from llmctl.errors import UsageError
+from tests.llmctl.scripts.test_import_script import FLAGS, TRAIN, config_of, read
+
+
+@pytest.mark.parametrize("value", ["<PATH TO THE DATA>", "<path to the data>/part_text_document", "<your_data>"])
+def test_a_place_in_quotes_is_asked_for_by_the_name_of_its_variable(value: str, tmp_path: Path) -> None:
+    script = f'DATA="{value}"\nALL="0.3 ${{DATA}} 0.7 b"\n{TRAIN.replace("--mock-data", "--data-path $ALL")}'
+    with pytest.raises(
+        UsageError, match=r"line 1: --data-path: <.*> is a place .*; give the value with --arg DATA=VAL"
+    ):
+        read(script, tmp_path)
+    assert config_of(script, tmp_path, DATA="a").data.data_path == ["0.3", "a", "0.7", "b"]
+
+
+def test_a_token_of_a_vocabulary_is_no_open_place(tmp_path: Path) -> None:
+    script = f'END="<eod>"\n{TRAIN} --tokenizer-special-tokens $END'
+    assert config_of(script, tmp_path).data.tokenizer_special_tokens == ["<eod>"]
+
+
+def test_a_place_among_flags_has_no_name(tmp_path: Path) -> None:
+    script = f'OPTIONS="--vocab-file <PATH TO vocab.json> --split 1,0,0"\nsh -c "{TRAIN} $OPTIONS"'
+    with pytest.raises(
+        UsageError, match="line 1: --vocab-file: <PATH TO vocab.json> .*; write the value into the script"
+    ):
+        read(script, tmp_path)
+
+
+def test_a_given_value_stays_where_the_script_adds_what_nobody_knows(tmp_path: Path) -> None:
+    script = f'ARGS=(--seed 7)\nARGS="${{ARGS[@]}} --data-path $(python3 find.py)"\n{TRAIN} $ARGS'
+    with pytest.raises(
+        UsageError, match=r"line 2: --data-path: \$\(python3 find.py\) is never executed; .*--arg ARGS=VALUE"
+    ):
+        read(script, tmp_path)
+    assert config_of(script, tmp_path, ARGS="--seed 8").training.seed == 8
+    # What is known is added to the user's value, as before.
+    more = f'ARGS="$ARGS --bf16"\n{TRAIN} $ARGS'
+    assert config_of(more, tmp_path, ARGS="--seed 8").training.bf16
+
+
+def test_the_variable_in_a_files_name_is_asked_for_if_the_file_has_the_flags(tmp_path: Path) -> None:
+    script = "TASK=${ROOT}/tasks/$NAME\nsource ${TASK}/params.sh\nPARAMS+=(--log-interval 1)\ntorchrun pretrain_gpt.py ${PARAMS[@]}"
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UsageError, match=r"reads \$ROOT/tasks/\$NAME/params.sh: \$ROOT is not set; .*--arg ROOT=VALUE"):
+        read(script, tmp_path / "run")
+    (tmp_path / "tasks/one").mkdir(parents=True)
+    (tmp_path / "tasks/one/params.sh").write_text(f"PARAMS=({FLAGS} --vocab-size 128)")
+    # The folder that the user names is read, and no other.
+    found = config_of(script, tmp_path / "run", ROOT=str(tmp_path), NAME="one")
+    assert found.model.num_layers == 2
+    with pytest.raises(UsageError, match="which is not beside the script"):
+        read(script.replace("${ROOT}", str(tmp_path)), tmp_path / "run", NAME="one")
