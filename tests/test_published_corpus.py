@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_corpus import __main__ as command
-from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, outcome_of, tried
+from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, Outcome, answers_to, outcome_of, tried
 from benchmarks.published_corpus.small_config import small_config
-from benchmarks.published_corpus.table import kind_of
+from benchmarks.published_corpus.table import answers_of, kind_of
 from benchmarks.published_corpus.texts import commits_of, model_configs_of, scripts_of
 from benchmarks.published_corpus.trials import TRAINS, Trials
 from llmctl.scripts.import_script import import_script
@@ -93,3 +93,22 @@ def test_the_page_has_counts_and_no_text_of_a_script(corpus: Path, monkeypatch: 
     text = page.read_text()
     assert "| owner/one | 3 | 1 | 0 | 1 | 2 | 0 | 1 | 0 | 0 |" in text
     assert "- owner/one: main 0123456789" in text and "torchrun" not in text
+
+
+def test_arguments_of_a_script_are_one_answer() -> None:
+    assert answers_of(Outcome(IMPORTED)) == 0
+    assert answers_of(Outcome(IMPORTED, given=(("1", "a"), ("12", "b")))) == 1
+    assert answers_of(Outcome(IMPORTED, given=(("1", "a"), ("DATA", "b"), ("LR", "1")))) == 3
+
+
+def test_an_interval_is_a_number_and_a_group_of_a_blend_a_group() -> None:
+    assert answers_to("save_interval", "--save-interval: $save_interval is not set")[0] == "1"
+    question = "--train-weighted-split-paths: $TRAIN is not set"
+    assert answers_to("TRAIN", question) == ('"TRAIN: 1 0:1 /data/train"',)
+
+
+def test_a_word_that_an_answer_adds_to_a_flag_is_taken_out(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"torchrun pretrain_gpt.py {FLAGS} --seed $1 ${{2:+--lr $2}} ${{3:+$3}}")
+    found = outcome_of(path, NOW)
+    assert (found.kind, dict(found.given).get("3", "")) == (IMPORTED, "")

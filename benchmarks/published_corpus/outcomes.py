@@ -29,10 +29,13 @@ _A_PATH = re.compile(
 )
 
 
-_A_NUMBER = re.compile(r"hosts|nodes|num|size|per_|world", re.IGNORECASE)
+_A_NUMBER = re.compile(r"hosts|nodes|num|size|per_|world|interval", re.IGNORECASE)
 _A_LENGTH = re.compile(r"iter|step|decay|samples", re.IGNORECASE)
 _SEVERAL = re.compile(r"args|params|options|flags", re.IGNORECASE)
 _BACKEND = re.compile(r"backend", re.IGNORECASE)
+_STRAY_WORD = "takes one value, not 2"
+"""Of a flag that an answer follows, where the script has further flags or nothing."""
+_GROUPS = re.compile(r"--\w+-weighted-split-paths: ")
 _PATH_FLAG = re.compile(r"--[\w-]*(path|dir|file|save|load|model): ")
 
 
@@ -90,7 +93,8 @@ def _question_of(name: str, message: str) -> str:
 def _with_other_answers(path: Path, found: Outcome, now: datetime) -> Outcome | None:
     """The first import that gets further with other answers to the questions that a refusal blames."""
     given = dict(found.given)
-    blamed = [name for name, value in given.items() if _is_blamed(value, found.reason)]
+    # The last first: flags that a variable may hold stand behind those of the script.
+    blamed = [name for name, value in reversed(given.items()) if _is_blamed(value, found.reason)]
     for names in [*([name] for name in blamed), blamed]:
         for kind in range(3):
             others = {name: answers_to(name)[kind % len(answers_to(name))] for name in names}
@@ -101,6 +105,8 @@ def _with_other_answers(path: Path, found: Outcome, now: datetime) -> Outcome | 
 
 
 def _is_blamed(answer: str, reason: str) -> bool:
+    if _STRAY_WORD in reason:
+        return answer == "1"
     return "/PATH" in reason if answer.startswith("/") else f"'{answer}'" in reason
 
 
@@ -129,6 +135,8 @@ def answers_to(name: str, question: str = "") -> tuple[str, ...]:
             f"{flag[0]} {answers_to(flag[0][2:], question)[0]}" if flag and flag[0] != question else "",
             "--mock-data",
         )
+    if _GROUPS.match(question):
+        return (f'"{name}: 1 0:1 /data/{name.lower()}"',)
     if _BACKEND.search(name):
         return ("auto",)
     path, number = f"/data/{name.lower()}", "100000" if _A_LENGTH.search(name) else "1"

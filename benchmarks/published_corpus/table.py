@@ -22,7 +22,13 @@ class Row:
 
 
 def _imported_after(fewest: int, most: int) -> Callable[[Row], bool]:
-    return lambda row: row.outcome.kind == IMPORTED and fewest <= len(row.outcome.given) <= most
+    return lambda row: row.outcome.kind == IMPORTED and fewest <= answers_of(row.outcome) <= most
+
+
+def answers_of(outcome: Outcome) -> int:
+    """Number of answers with which a script was imported; its arguments, which ``-- ARGS`` gives together, are one."""
+    named = [name for name, _ in outcome.given if not name.isdigit()]
+    return len(named) + (len(named) < len(outcome.given))
 
 
 # A column is a title with the rows that it counts; a further measurement is a further line.
@@ -73,8 +79,9 @@ def page_of(
         "a variable that the script leaves open, answered by a program with a value of the kind of its name; all of"
     ]
     lines += [
-        "a script's questions come at once (`asked once at most`). Ten steps are made on a CPU at a small size, with"
+        "a script's questions come at once (`asked once at most`), and its arguments `$1` and on, which `-- ARGS` gives"
     ]
+    lines += ["together, are one answer. Ten steps are made on a CPU at a small size, with"]
     lines += [
         "the script's own kinds of layers, precision, optimizer, data, tokenizer and meaning of its checkpoints, after"
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from llmctl.scripts.deepspeed import read_deepspeed
@@ -13,7 +13,8 @@ from llmctl.scripts.flag_group import FlagGroup
 from llmctl.scripts.unknown_places import LABELS, left_out
 from trainer.config.counted_flags import COUNTED, OF_SAMPLES
 from trainer.config.forks.ignored import DENSE
-from trainer.config.joint_flags import JOINT_FLAGS
+from trainer.config.joint.flags import JOINT_FLAGS
+from trainer.config.joint.weighted_splits import WEIGHTED_FILES, groups_of_file
 from trainer.config.megatron_flags import SQUARE_ROOTS
 from trainer.config.sections.profile_steps import FLAGS, NO_PROFILE, STEPS
 from trainer.planning.command_line import CommandLine, UsageError, parse_command_line
@@ -85,6 +86,32 @@ def questions(groups: Sequence[FlagGroup]) -> list[tuple[int, str]]:
             if group.missing is not None:
                 found.setdefault(group.missing.name or group.missing.what, (error.line, error.problem))
     return list(found.values())
+
+
+def open_split_files(groups: Sequence[FlagGroup], file_text: Callable[[str], str | None]) -> list[FlagGroup]:
+    """The flags of a script, with the groups of a blend instead of the file that has them.
+
+    Args:
+        groups: the flags.
+        file_text: text of a file that a flag names; None if the file is not here.
+
+    Raises:
+        ScriptError: a file is not here.
+    """
+    return [_with_groups(group, file_text) for group in groups]
+
+
+def _with_groups(group: FlagGroup, file_text: Callable[[str], str | None]) -> FlagGroup:
+    flag = WEIGHTED_FILES.get(_flag(group))
+    if flag is None:
+        return group
+    name = group.words[0].partition("=")[2] or " ".join(group.words[1:])
+    text = file_text(name)
+    if text is None:
+        raise ScriptError(
+            group.line, f"--{group.name}: reads {name}, which is not beside the script; put it there, or use --{flag}"
+        )
+    return replace(group, name=flag, words=(f"--{flag}", *groups_of_file(text)))
 
 
 def read_flags(groups: Sequence[FlagGroup], file_text: Callable[[str], str | None]) -> FlagMeaning:
@@ -163,7 +190,7 @@ def _note_joint(meant: Sequence[FlagGroup], notes: Sequence[str], found: FlagMea
 
 def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
     """Keys that one flag sets by itself; a flag that is wrong only by itself sets none."""
-    if group.missing is not None and _joint_keys(group):
+    if group.missing is not None and (_joint_keys(group) or _flag(group) in WEIGHTED_FILES):
         raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
     try:
         parsed = parse_command_line(group.words)

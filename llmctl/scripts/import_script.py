@@ -16,7 +16,7 @@ from llmctl.scripts.config_text import render_config
 from llmctl.scripts.directives import JobWord, folder_of, read_directives
 from llmctl.scripts.errors import ScriptError, all_problems
 from llmctl.scripts.flag_group import FlagGroup, group_flags
-from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, line_of, questions, read_flags
+from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, line_of, open_split_files, questions, read_flags
 from llmctl.scripts.folder_meaning import bind, put_folder
 from llmctl.scripts.idle_flags import drop_idle
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
@@ -178,6 +178,7 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
 
     groups, asking_fp8 = divide_fp8(group_flags(bind(launch.arguments, launch.folder), launch.line), given)
     ask(questions(groups), text)
+    groups = open_split_files(groups, file_text)
     flags = read_flags(groups, file_text)
     put_bf16(asking_fp8, flags)
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainer.config.counted_flags import COUNTED
-from trainer.config.joint_flags import JOINT_FLAGS
+from trainer.config.joint.flags import JOINT_FLAGS
 from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
 from trainer.planning.command_line import flag_keys
 

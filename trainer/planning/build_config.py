@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from trainer.config.counted_flags import COUNTED
 from trainer.config.errors import ConfigError, joined
-from trainer.config.joint_flags import JOINT_FLAGS
+from trainer.config.joint.flags import JOINT_FLAGS
 from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
 from trainer.config.other_names import OTHER_NAMES
 from trainer.config.sections.section import Section

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config.counted_flags import COUNTED, iterations_of
 from trainer.config.errors import ConfigError
 from trainer.config.forks.ignored import DENSE, EXPERTS_REFUSED, expert_flags
-from trainer.config.joint_flags import JOINT_FLAGS, joint_values
+from trainer.config.joint.flags import JOINT_FLAGS, joint_values
 from trainer.config.megatron_flags import (
     ALIASES,
     ONE_OF_SEVERAL,
@@ -192,7 +192,8 @@ def _alias_value(flag: str, alias: Alias, values: Sequence[str]) -> Any:
 
 def _one(flag: str, values: Sequence[str]) -> str:
     if len(values) != 1:
-        raise UsageError(f"--{flag}: takes one value, not {len(values)}")
+        quotes = "; put a value with spaces into quotes" if values else ""
+        raise UsageError(f"--{flag}: takes one value, not {len(values)}{quotes}")
     return values[0]
 
 

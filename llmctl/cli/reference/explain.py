@@ -78,7 +78,7 @@ def _key(key: Key) -> str:
 def _flag(flag: str) -> str:
     """The answer to a flag of Megatron-LM: the key that it sets, no effect, or a refusal."""
     from trainer.config.counted_flags import COUNTED
-    from trainer.config.joint_flags import JOINT_FLAGS
+    from trainer.config.joint.flags import JOINT_FLAGS
     from trainer.config.megatron_flags import ALIASES, REFUSED, SQUARE_ROOTS, WITHOUT_EFFECT
     from trainer.planning.command_line import flag_keys
 

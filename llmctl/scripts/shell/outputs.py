@@ -6,10 +6,13 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from decimal import ROUND_DOWN, Decimal
 
 from llmctl.scripts.shell.values import Value, missing_of, text_of
 
 _DATE_FORMAT = re.compile(r"(?:[^%]|%[YymdHMSjabBFTs%-])*")
+_QUOTIENT = re.compile(r"scale\s*=\s*(\d{1,2})\s*;\s*(-?\d*\.?\d+)\s*/\s*(-?\d*\.?\d+)")
+_PERL = re.compile(r"print\s*([\d_\s+*()-]+);?")
 
 
 def output_of(words: Sequence[Value], number: Callable[[str], int | None], now: datetime) -> str | None:
@@ -38,10 +41,17 @@ def output_of(words: Sequence[Value], number: Callable[[str], int | None], now: 
         return " ".join(argument for argument in arguments if argument not in ("-n", "-e"))
     if name == "printf":
         return _printf(arguments)
-    if name == "expr":
-        value = number(" ".join(arguments))
+    sums = " ".join(arguments) if name == "expr" else _perl_sums(arguments) if name == "perl" else None
+    if sums is not None:
+        value = number(sums)
         return None if value is None else str(value)
     return None
+
+
+def _perl_sums(arguments: Sequence[str]) -> str | None:
+    """The sums and products of ``perl -e 'print 3_000*2'``; None for anything else that Perl may print."""
+    found = _PERL.fullmatch(arguments[1].strip()) if len(arguments) == 2 and arguments[0] in ("-e", "-le") else None
+    return None if found is None else found[1].replace("_", "")
 
 
 def _date(arguments: Sequence[str], now: datetime) -> str | None:
@@ -60,3 +70,13 @@ def _printf(arguments: Sequence[str]) -> str | None:
         return (arguments[0].replace("\\n", "\n") % values).rstrip("\n")
     except (ValueError, TypeError):
         return None
+
+
+def quotient_of(text: str) -> str | None:
+    """The output of bc(1) for ``scale=N; A/B``: N digits behind the point, further ones cut off; None otherwise."""
+    found = _QUOTIENT.fullmatch(text.strip())
+    if found is None or not float(found[3]):
+        return None
+    value = Decimal(found[2]) / Decimal(found[3])
+    shown = str(value.quantize(Decimal(1).scaleb(-int(found[1])), ROUND_DOWN)) if value else "0"
+    return shown.replace("0.", ".", 1) if shown.startswith(("0.", "-0.")) else shown

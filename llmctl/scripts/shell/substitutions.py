@@ -7,10 +7,11 @@ from datetime import datetime
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.command_reader import read_script
 from llmctl.scripts.shell.folders import below, bound, folder_of
-from llmctl.scripts.shell.outputs import output_of
+from llmctl.scripts.shell.outputs import output_of, quotient_of
+from llmctl.scripts.shell.reading import input_of
 from llmctl.scripts.shell.shell_commands import Shell, ShellCommands
 from llmctl.scripts.shell.syntax import Block, Chain, Pipeline, Simple, Substitution
-from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, plain, text_of, without_line_ends
+from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_of, plain, text_of, without_line_ends
 
 _SHOWN = 60
 
@@ -55,6 +56,8 @@ class Substitutions:
         if not isinstance(command, Simple):
             return None
         words = walk.expansion.words(command.words)
+        if [text_of(word) for word in words] in (["bc"], ["bc", "-l"]):
+            return _quotient(input_of(command, walk.expansion))
         if words and text_of(words[0]) == "cat":
             return self._commands.shown_by_cat(command, words)
         if words and text_of(words[0]) == "echo" and len(words) > 1:
@@ -72,3 +75,12 @@ class Substitutions:
             number = walk.number(" ".join(text_of(word) for word in commands[0][1:]), pipeline.line)
             return None if number is None else plain(str(number), pipeline.line)
         return None
+
+
+def _quotient(text: Value | None) -> Value | None:
+    """Output of ``bc`` for ``scale=N; A/B``; None for anything else."""
+    if text is None or missing_of(text) is not None:
+        missing = missing_of(text or ())
+        return absent(missing) if missing is not None and missing.name else None
+    found = quotient_of(text_of(text))
+    return None if found is None else plain(found, text[0].line)

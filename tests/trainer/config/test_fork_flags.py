@@ -102,7 +102,7 @@ def test_experts_that_deepspeed_routes_are_refused(flag):
         (["--encoder-pipeline-model-parallel-size", "2"], "encoder and decoder are on the same ranks"),
         (["--kd"], "is a flag of Megatron-DeepSpeed; distillation"),
         (["--xielu"], "is a flag of swiss-ai's Megatron-LM; this activation"),
-        (["--train-range-to-skip", "1", "2"], "is a flag of Argonne's Megatron-DeepSpeed; batches cannot be skipped"),
+        (["--train-range-to-skip", "1", "2"], "is a flag of Argonne's Megatron-DeepSpeed; use --iterations-to-skip"),
     ],
 )
 def test_what_would_train_something_else_is_refused(flags, match):
@@ -134,3 +134,43 @@ def test_each_sentence_is_one_and_no_flag_has_two_answers():
     assert len(names) == len(set(names))
     assert not fork_refused().keys() & fork_ignored().keys()
     assert all("\n" not in sentence and not sentence.endswith(".") for sentence in fork_refused().values())
+
+
+def test_weighted_splits_of_bigscience_are_one_split_or_datasets_for_each():
+    flags = ["--train-weighted-split-paths", "T: 0.3 0:0.9 a, 0.7 0:0.9 b"]
+    flags += ["--valid-weighted-split-paths", "V: 0.3 0.9:0.95 a, 0.7 0.9:0.95 b"]
+    flags += ["--test-weighted-split-paths", "E: 0.3 0.95:1 a, 0.7 0.95:1 b"]
+    data = parse_command_line(flags).values
+    assert data == {"data.data_path": ["0.3", "a", "0.7", "b"], "data.split": "0.9,0.05,0.05"}
+    two = ["--train-weighted-split-paths", "T: 1 0:0.9 a", "--valid-weighted-split-paths", "V: 1 0.9:1.0 a"]
+    assert parse_command_line(two).values == {"data.data_path": ["a"], "data.split": "0.9,0.1,0.0"}
+    whole = ["--train-weighted-split-paths", "T: 1 0:1 a, 2 0:1.0 b", "--valid-weighted-split-paths", "V: 1 0:1 c"]
+    assert parse_command_line(whole).values == {
+        "data.train_data_path": ["1", "a", "2", "b"],
+        "data.valid_data_path": ["c"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "message"),
+    [
+        (["T: 1 0:0.9 a"], ["V: 1 0.9:1 b"], "ranges that are not those of one --split"),
+        (["T: 1 0:0.9 a"], ["V: 1 0.8:1 a"], "ranges that are not those of one --split"),
+        (["T: 1 0:0.9 a"], ["V: 1 0.9:0.95 a"], "ranges that are not those of one --split"),
+        (["T: 1 0:0.9 a, 1 0:0.8 b"], ["V: 1 0.9:1 a, 1 0.8:1 b"], "ranges that are not those of one --split"),
+        (["T: 1 0:1 a"], ["V: 1 0:1 b", "W: 1 0:1 c"], "takes one group in quotes"),
+        (["T: 1 0:1"], ["V: 1 0:1 b"], "'1 0:1' is not WEIGHT START:END PATH"),
+        (["T: 1 0.5:0.5 a"], ["V: 1 0:1 b"], "'1 0.5:0.5 a' is not WEIGHT START:END PATH"),
+        (["T: 1 0-1 a"], ["V: 1 0:1 b"], "'1 0-1 a' is not WEIGHT START:END PATH"),
+    ],
+)
+def test_other_weighted_splits_are_refused(train, valid, message):
+    with pytest.raises(UsageError, match=message):
+        parse_command_line(["--train-weighted-split-paths", *train, "--valid-weighted-split-paths", *valid])
+
+
+def test_what_trains_nothing_names_the_command_that_evaluates():
+    with pytest.raises(UsageError, match="--no-train: .*it trains nothing; use llmctl evaluate"):
+        parse_command_line(["--no-train", "1"])
+    with pytest.raises(UsageError, match="use --iterations-to-skip"):
+        parse_command_line(["--skip-train-iteration-range", "1-2", "5-6"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.config.test_fork_flags import config_of
-from trainer.config.joint_flags import JOINT_FLAGS
+from trainer.config.joint.flags import JOINT_FLAGS
 from trainer.config.sections.training import TrainingConfig
 from trainer.planning.build_config import megatron_flag_problem
 from trainer.planning.command_line import UsageError, parse_command_line

@@ -11,7 +11,7 @@ _BIGSCIENCE = "is a flag of bigscience's Megatron-DeepSpeed; "
 _SWISS = "is a flag of swiss-ai's Megatron-LM; "
 _LLMJP = "is a flag of llm-jp's Megatron-LM; "
 _OLD = "is a flag of older Megatron-LM; "
-_NO_SKIPPING = "batches cannot be skipped by their iteration; leave the flag out, and correct the data"
+_NO_SKIPPING = "use --iterations-to-skip with the number of each iteration; those count here, and make no step"
 
 REFUSED: tuple[tuple[str, str], ...] = (
     (
@@ -95,10 +95,9 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (_ARGONNE + _NO_SKIPPING, "train-iters-to-skip train-range-to-skip"),
     (_BIGSCIENCE + _NO_SKIPPING, "skip-train-iteration-range"),
     (
-        _BIGSCIENCE + "use --train-data-path, --valid-data-path and --test-data-path with weights and paths",
+        _BIGSCIENCE + "pass the file's contents to the flag without -path at its end",
         """
-        test-weighted-split-paths test-weighted-split-paths-path train-weighted-split-paths
-        train-weighted-split-paths-path valid-weighted-split-paths valid-weighted-split-paths-path
+        test-weighted-split-paths-path train-weighted-split-paths-path valid-weighted-split-paths-path
         """,
     ),
     (
@@ -113,7 +112,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         _BIGSCIENCE + "it trains nothing; use llmctl evaluate",
-        "eval-only",
+        "eval-only no-train",
     ),
     (
         _BIGSCIENCE + "models of images are not supported",

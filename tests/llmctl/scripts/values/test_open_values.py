@@ -43,8 +43,31 @@ def test_a_given_value_stays_where_the_script_adds_what_nobody_knows(tmp_path: P
     assert config_of(more, tmp_path, ARGS="--seed 8").training.bf16
 
 
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("perl -e 'print 3_0*2'", 60),
+        ("perl -le 'print(2+3);'", 5),
+        ("bc <<< 'scale=3; 7/10'", 0.7),
+        ("bc <<< 'scale=2; 2/3'", 0.66),
+    ],
+)
+def test_sums_of_perl_and_quotients_of_bc(command: str, number: float, tmp_path: Path) -> None:
+    assert config_of(f"LR=$({command})\n{TRAIN} --lr $LR", tmp_path).optimizer.lr == number
+
+
+def test_an_open_number_of_a_quotient_is_asked_for_by_its_own_name(tmp_path: Path) -> None:
+    script = f'ARGS="--min-lr $(bc <<< "scale=6; $1/10")"\n{TRAIN.replace("1e-3", "0.01")} $ARGS'
+    with pytest.raises(UsageError, match=r"--min-lr: the script's argument \$1 is not set"):
+        read(script, tmp_path)
+    assert config_of(script, tmp_path, **{"1": "0.01"}).optimizer.min_lr == 0.001
+    with pytest.raises(UsageError, match=r"--arg LR=VALUE"):
+        read(f"LR=$(bc <<< 'scale=3; sqrt(2)')\n{TRAIN} --lr $LR", tmp_path)
+
+
 def test_the_variable_in_a_files_name_is_asked_for_if_the_file_has_the_flags(tmp_path: Path) -> None:
-    script = "TASK=${ROOT}/tasks/$NAME\nsource ${TASK}/params.sh\nPARAMS+=(--log-interval 1)\ntorchrun pretrain_gpt.py ${PARAMS[@]}"
+    script = "TASK=${ROOT}/tasks/$NAME\nsource ${TASK}/params.sh\nPARAMS+=(--log-interval 1)\n"
+    script += "torchrun pretrain_gpt.py ${PARAMS[@]}"
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match=r"reads \$ROOT/tasks/\$NAME/params.sh: \$ROOT is not set; .*--arg ROOT=VALUE"):
         read(script, tmp_path / "run")

@@ -43,3 +43,19 @@ def test_a_value_that_only_others_give_a_meaning_is_asked_for(flag: str, tmp_pat
     script = f"{TRAIN.replace('--train-iters 10', '')} --global-batch-size 2 {flag} $NUMBER"
     with pytest.raises(UsageError, match=rf"{flag}: \$NUMBER is not set; .*--arg NUMBER=VALUE"):
         read(script, tmp_path)
+
+
+def test_groups_of_a_blend_in_a_file(tmp_path: Path) -> None:
+    flags = "--train-weighted-split-paths-path train.txt --valid-weighted-split-paths-path $FOLDER/valid.txt"
+    script = f"{TRAIN.replace('--mock-data', flags)}"
+    with pytest.raises(UsageError, match=r"--valid-weighted-split-paths-path: \$FOLDER is not set"):
+        read(script, tmp_path)
+    with pytest.raises(UsageError, match=r"reads train.txt, which is not beside the script"):
+        read(script, tmp_path, FOLDER=str(tmp_path))
+    (tmp_path / "train.txt").write_text('"train: 0.5 0:0.9 a, 0.5 0:0.9 b"\n')
+    (tmp_path / "valid.txt").write_text('"one: 0.5 0.9:1 a, 0.5 0.9:1 b"\n')
+    data = config_of(script, tmp_path, FOLDER=str(tmp_path)).data
+    assert (data.data_path, data.split) == (["0.5", "a", "0.5", "b"], "0.9,0.1,0")
+    (tmp_path / "valid.txt").write_text('"one: 0.5 0.9:1 a" "two: 0.5 0.9:1 b"\n')
+    with pytest.raises(UsageError, match="--valid-weighted-split-paths: takes one group"):
+        read(script, tmp_path, FOLDER=str(tmp_path))

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.config.joint.weighted_splits import WEIGHTED_FLAGS, weighted_values
+
 _SCALING, _POSITIONS = "model.rope_scaling", "model.position_embedding_type"
 _WINDOW, _WINDOW_LAYERS = "model.window_size", "model.window_layers"
 _YARN_NUMBERS = {
@@ -37,6 +39,7 @@ JOINT_FLAGS: Mapping[str, tuple[str, ...]] = {
     _GATED: ("model.activation_alpha", "model.activation_func", "model.gated_linear_unit", _WIDTH),
     _OFFSET: ("model.activation_alpha",),
     _SKIP: (_WINDOW_LAYERS,),
+    **WEIGHTED_FLAGS,
 }
 """Flag -> keys that it sets beside the others."""
 _SWITCHES = (_ROUND, _NO_ROUND, _GATED)
@@ -55,9 +58,9 @@ def joint_values(
         ValueError: a sentence that begins with the flag.
     """
     for flag, words in given.items():
-        if len(words) != (flag not in _SWITCHES):
+        if flag not in WEIGHTED_FLAGS and len(words) != (flag not in _SWITCHES):
             raise ValueError(f"--{flag}: takes {'no' if flag in _SWITCHES else 'one'} value, not {len(words)}")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict(weighted_values(given))
     idle: dict[str, str] = {}
     _read_yarn(given, values, found, idle)
     _read_activation(given, values, found, idle)

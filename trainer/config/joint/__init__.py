@@ -1,0 +1,1 @@
+"""Flags of Megatron-LM and its forks that mean something only together."""
