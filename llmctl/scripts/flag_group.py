@@ -21,12 +21,14 @@ class FlagGroup:
         words: the flag and its values, as text.
         line: of the flag in the script.
         missing: the first part that is unknown.
+        further: the other unknown parts.
     """
 
     name: str
     words: tuple[str, ...]
     line: int
     missing: Missing | None
+    further: tuple[Missing, ...] = ()
 
     @property
     def origin(self) -> str:
@@ -57,5 +59,6 @@ def group_flags(arguments: Sequence[Value], line: int) -> list[FlagGroup]:
 
 def _group(words: Sequence[Value]) -> FlagGroup:
     texts = [text_of(word) if missing_of(word) is None else text_of(word) or UNKNOWN_TEXT for word in words]
-    missing = next((found for found in map(missing_of, words) if found is not None), None)
-    return FlagGroup(texts[0][2:].partition("=")[0], tuple(texts), words[0][0].line, missing)
+    missing = [chunk.missing for word in words for chunk in word if chunk.missing is not None]
+    name, line = texts[0][2:].partition("=")[0], words[0][0].line
+    return FlagGroup(name, tuple(texts), line, missing[0] if missing else None, tuple(missing[1:]))

@@ -85,6 +85,8 @@ def questions(groups: Sequence[FlagGroup]) -> list[tuple[int, str]]:
         except ScriptError as error:
             if group.missing is not None:
                 found.setdefault(group.missing.name or group.missing.what, (error.line, error.problem))
+                for other in group.further:
+                    found.setdefault(other.name or other.what, (other.line, f"--{group.name}: {other.problem}"))
     return list(found.values())
 
 

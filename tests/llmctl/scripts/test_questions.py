@@ -218,10 +218,13 @@ def test_a_user_chooses_a_round_of_a_loop(tmp_path: Path) -> None:
 
 def test_a_file_without_which_the_model_is_unknown_is_named(tmp_path: Path) -> None:
     text = "source /etc/modules.sh\nsource $DIR/params.sh\ntorchrun pretrain_gpt.py --lr 1 $PARAMS_X --mock-data"
+    script = text.replace("$PARAMS_X", "")
+    with pytest.raises(UsageError, match=r"line 2: reads \$DIR/params.sh: \$DIR is not set; .* --arg DIR=VALUE"):
+        read(tmp_path, script)
     with pytest.raises(
-        UsageError, match=r"line 2: reads /params.sh, which is not beside the script: the flags of model"
+        UsageError, match=r"line 2: reads /a/params.sh, which is not beside the script: the flags of mod"
     ):
-        read(tmp_path, text.replace("$PARAMS_X", ""))
+        read(tmp_path, script, {"DIR": "/a"})
 
 
 def test_bf16_instead_of_fp8_takes_all_flags_about_fp8(tmp_path: Path) -> None:

@@ -78,3 +78,11 @@ def test_the_variable_in_a_files_name_is_asked_for_if_the_file_has_the_flags(tmp
     assert found.model.num_layers == 2
     with pytest.raises(UsageError, match="which is not beside the script"):
         read(script.replace("${ROOT}", str(tmp_path)), tmp_path / "run", NAME="one")
+
+
+def test_all_open_parts_of_a_flag_are_asked_for_at_once(tmp_path: Path) -> None:
+    script = f"{TRAIN.replace('--mock-data', '--data-path 0.3 $ONE/a 0.7 $TWO/b')}"
+    with pytest.raises(UsageError) as error:
+        read(script, tmp_path)
+    assert "--arg ONE=VALUE" in error.value.message and "--arg TWO=VALUE" in error.value.message
+    assert error.value.message.count("--data-path: ") == 2
