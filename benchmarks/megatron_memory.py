@@ -35,7 +35,6 @@ _VOCABULARY = 50257
 """GPT-2's, which the tests' tokenizer has unless the config names a size."""
 _LARGE = 8 * GIB
 """States from which on constants such as workspaces do not matter."""
-_TENSORS = ("activations", "recompute", "logits")
 PAGE = """# Memory beside Megatron-LM's tests
 
 `python -m benchmarks.megatron_memory MEGATRON_LM --to PAGE` makes this page, here from NVIDIA/Megatron-LM@d98e8a64. Its
@@ -95,7 +94,6 @@ def goldens_of(folder: Path, reasons: Counter[str]) -> Iterator[Golden]:
             reasons["no estimate"] += len(files)
             continue
         last = ranks[-1]
-        tensors = last.states + sum(last.bytes_of[item] for item in _TENSORS)
         for file in files:
             states, peaks = (_values(file, key) for key in ("mem-allocated-bytes", "mem-max-allocated-bytes"))
             if not states or not peaks:
@@ -103,7 +101,7 @@ def goldens_of(folder: Path, reasons: Counter[str]) -> Iterator[Golden]:
                 continue
             case = f"{path.parent.parent.name}/{path.parent.name}"
             pp = config.parallel.pipeline_model_parallel_size
-            yield Golden(case, file.name, pp, (median(states), last.states), (max(peaks), tensors))
+            yield Golden(case, file.name, pp, (median(states), last.states), (max(peaks), last.tensors))
 
 
 def _given(path: Path) -> dict[str, str]:

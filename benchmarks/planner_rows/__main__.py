@@ -15,7 +15,17 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.planner_rows.calibrated import LEAST_RUNS, calibrated_lines, measured_runs
-from benchmarks.planner_rows.judged import LEAST_GROUP, JudgedRun, Judgement, absolute, by_source, judge
+from benchmarks.planner_rows.judged import (
+    LEAST_GROUP,
+    OWN,
+    JudgedRun,
+    Judgement,
+    absolute,
+    by_source,
+    judge,
+    residual,
+    safety_margin,
+)
 from benchmarks.planner_rows.published import SOURCES, published_runs
 
 CALIBRATED = """# Predictions after calibration
@@ -38,6 +48,9 @@ prediction is too slow or too large.
 - Order: Spearman's coefficient of predicted and measured time over layouts of one model, batch and number of devices,
   of at least FEWEST runs; its median over such groups, and their number.
 - Rows without a shape, and runs in 8-bit floats, which the trainer does not have, are left out.
+- Memory of llmctl is that of tensors, as torch counts what is allocated, and is compared with tensors. Where a source
+  does not say what it counts, all of a process is predicted; nanotron's smallest, 0.9 GB, are less than a process with
+  communicators takes without tensors, so that they seem to be of tensors too.
 - Links are those of most machines with the device, where the source names no slower ones.
 - All rows were in view when the shares of data sheets were set, those of llmctl first: none of them is a test of rows
   that nobody had seen.
@@ -60,7 +73,7 @@ def main() -> None:
             options.to.write_text(f"{head}{table}\n", encoding="utf-8")
         return
     rows = [judge(run) for run in published_runs()]
-    summary = list(summary_lines(by_source(rows)))
+    summary = [*summary_lines(by_source(rows)), "", *margin_lines(rows)]
     print("\n".join(summary))
     if options.to is not None:
         cited = [f"- {name}: {source.citation}" for name, source in SOURCES.items()]
@@ -85,6 +98,27 @@ def summary_lines(judged: dict[str, Judgement]) -> Iterator[str]:
         cells.append(str(found.low) if found.memories else "")
         cells += [f"{count} of {all_rows}" if all_rows else "" for count, all_rows in (found.fitting, found.false_fits)]
         yield f"| {' | '.join(cells)} |"
+
+
+def margin_lines(rows: Sequence[JudgedRun]) -> Iterator[str]:
+    """A table of margins: by the residuals of own runs and of other trainers, and that of the planner."""
+    chosen = safety_margin(rows)
+    own, others = (
+        residual([row for row in rows if (row.run.source == OWN) is is_own]) or 1.0 for is_own in (True, False)
+    )
+    known = [row for row in rows if not row.left_out]
+    ran, failed = ([row for row in known if row.ran is has_run] for has_run in (True, False))
+    yield "| margin | | ran, said to be tight | did not, said to fit |"
+    yield "|---" * 4 + "|"
+    reasons = (
+        (own, "95th percentile, own runs"),
+        (chosen, "of the planner"),
+        (others, "95th percentile, other trainers"),
+    )
+    for margin, reason in reasons:
+        tight = sum(1 <= row.room < margin for row in ran)
+        fits = sum(row.room >= margin for row in failed)
+        yield f"| {margin:.2f} | {reason} | {tight} of {len(ran)} | {fits} of {len(failed)} |"
 
 
 def _error_cells(errors: Sequence[float]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from benchmarks.planner_rows.published import SOURCES, NotExpressedError, Publis
 
 LEAST_GROUP = 5
 """Runs of a group whose order is compared."""
+OWN = "llmctl"
+"""Source of the trainer's own runs."""
 LOW = 0.05
 """Share by which a predicted memory may be too low."""
 
@@ -24,10 +27,11 @@ class JudgedRun:
         left_out: the reason why nothing is predicted; empty: something is.
         predicted_s: seconds of an iteration.
         measured_s: as the source has them; None: it does not say, or the run ended by its memory.
-        predicted_gb: of the fullest rank, in 10^9 bytes.
+        predicted_gb: of the fullest rank, in 10^9 bytes; of its tensors where the source counts these.
         measured_gb: what the source calls GB; None: it does not say.
         fits: the prediction's answer.
         tight: it fits, with little room.
+        room: memory of the device by the prediction.
     """
 
     run: PublishedRun
@@ -38,6 +42,7 @@ class JudgedRun:
     measured_gb: float | None = None
     fits: bool = False
     tight: bool = False
+    room: float = 0.0
 
     @property
     def ran(self) -> bool:
@@ -65,10 +70,11 @@ def judge(run: PublishedRun) -> JudgedRun:
         run,
         predicted_s=plan.step.total,
         measured_s=run.seconds(plan.config),
-        predicted_gb=plan.worst.total / 1e9,
+        predicted_gb=(plan.worst.tensors if SOURCES[run.source].counts_tensors else plan.worst.total) / 1e9,
         measured_gb=float(run.memory_gb) if run.memory_gb else None,
         fits=plan.fits,
         tight=plan.is_tight,
+        room=plan.device.memory / plan.worst.total,
     )
 
 
@@ -119,6 +125,23 @@ def by_source(rows: Sequence[JudgedRun]) -> dict[str, Judgement]:
     """The judgement of each source, and of ``all``."""
     found = {name: [row for row in rows if row.run.source == name] for name in SOURCES}
     return {name: Judgement.of(own) for name, own in {**found, "all": list(rows)}.items()}
+
+
+def residual(rows: Sequence[JudgedRun]) -> float | None:
+    """95th percentile of measured by predicted memory, by nearest rank; None: nothing was measured."""
+    found = sorted(1 / (1 + row.memory_error) for row in rows if row.memory_error is not None)
+    return found[math.ceil(0.95 * len(found)) - 1] if found else None
+
+
+def safety_margin(rows: Sequence[JudgedRun]) -> float:
+    """Memory that a device should have, by the predicted peak, in steps of 0.05.
+
+    The least that covers the residuals of the trainer's own runs, and with which no run that failed is said to fit. Of
+    others' trainers only the failures count: what their kernels keep beside is not a residual of this one.
+    """
+    own = residual([row for row in rows if row.run.source == OWN]) or 1.0
+    failed = [row.room for row in rows if not row.left_out and not row.ran and row.fits]
+    return math.ceil(20 * max([own, *failed]) - 1e-9) / 20
 
 
 def absolute(errors: Sequence[float]) -> float:

@@ -39,6 +39,7 @@ class Source:
         per_node: devices of a node.
         links: GB per second and direction of a device to others of its node, and to other nodes, where the source
             names slower ones than most machines of that device have.
+        counts_tensors: its memory is that of tensors, as torch counts what is allocated.
     """
 
     citation: str
@@ -49,6 +50,7 @@ class Source:
     casts_logits: bool = False
     adds_gradients: bool = False
     links: tuple[float, float] | None = None
+    counts_tensors: bool = False
 
 
 _WITH_DROPOUT = {"attention_dropout": 0.1, "hidden_dropout": 0.1, "attention_backend": "unfused"}
@@ -92,7 +94,7 @@ SOURCES = {
         per_node=4,
         casts_logits=True,
     ),
-    "llmctl": Source("benchmarks/results/gpu-2026-11-26.md", _LLAMA),
+    "llmctl": Source("benchmarks/results/gpu-2026-11-26.md", _LLAMA, counts_tensors=True),
     "fms-fsdp": Source("foundation-model-stack/fms-fsdp@5a296afe README.md", _LLAMA),
     "torchtitan": Source("pytorch/torchtitan@613bfd0cf docs/performance.md", _LLAMA, casts_logits=True),
     "gpt-2-largest": Source(

@@ -96,6 +96,28 @@ def _expert_bytes(config: TrainConfig, tokens: int, size: int) -> tuple[int, int
     return inner, 2 * rows * model.hidden_size * size
 
 
+def backward_bytes(config: TrainConfig, layer: int) -> int:
+    """The most that backward of a layer holds beside what layers keep and replay: gradients, and scores drawn again.
+
+    Gradients of the inner channels of the feed-forward part; or those of scores, when that part is done. Dropout of a
+    replay draws its mask from two numbers of 32 bits for each score. As traced.
+    """
+    model, training, parallel = config.model, config.training, config.parallel
+    tp, size, tokens = parallel.tensor_model_parallel_size, element_bytes(config), tokens_per_rank(config)
+    stream = tokens * model.hidden_size // (tp if parallel.sequence_parallel else 1) * size
+    if model.is_moe_layer(layer):
+        inner, routed = _expert_bytes(config, tokens, size)
+    else:
+        inner, routed = tokens * (3 if model.is_gated else 2) * (model.ffn_size // tp) * size, 0
+    most = stream + routed // 2 + (inner * 2 // 3 if model.is_gated else inner // 2)
+    if not keeps_scores(model):
+        return most
+    scores = tokens * training.seq_length * model.num_attention_heads // tp
+    if training.recompute_granularity == "selective" and "core_attn" in (training.recompute_modules or ["core_attn"]):
+        return max(most, stream + 8 * scores)
+    return max(most, 2 * size * scores - stream - inner - routed)
+
+
 def stage_bytes(config: TrainConfig, layers: range) -> tuple[int, int]:
     """Bytes kept of one micro-batch by a virtual stage, and the most that a replay adds."""
     model, training, parallel = config.model, config.training, config.parallel

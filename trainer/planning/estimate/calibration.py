@@ -153,7 +153,7 @@ def _fragments(runs: Sequence[MeasuredRun], device: Device) -> float | None:
             continue
         ranks = memory_of_ranks(run.config, run.vocabulary, run.nodes * run.per_node, device.overhead)
         worst = max(ranks, key=lambda rank: rank.total)
-        held = sum(worst.bytes_of[item] for item in ("activations", "recompute", "logits"))
+        held = worst.tensors - worst.states
         if held:
             found.append((run.bytes - (worst.total - worst.bytes_of["allocator"])) / held)
     return min(_MOST_FRAGMENTS, max(0.0, median(found))) if found else None

@@ -36,8 +36,9 @@ CPU_OVERHEAD = Overhead(int(0.3 * GIB), int(0.02 * GIB), 0.05)
 HOST_SECONDS = 0.45e-3
 """A GPT of 345M parameters with 4096 tokens took 38 ms for 24 layers on an H200, of which the GPU computed for half."""
 MARGIN = 1.25
-"""Memory that a device should have, by the predicted peak. Fujii et al. saw no run of 454 fail whose estimate was below
-80% of the device; so did none of the published runs of benchmarks/planner_rows."""
+"""Memory that a device should have, by the predicted peak: the least with which no published run that failed is said
+to fit, and above the 95th percentile of the residuals of own runs (benchmarks.planner_rows). Fujii et al. saw no run of
+454 fail whose estimate was below 80% of the device either."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.planning.estimate.activations import element_bytes, stage_bytes, tokens_per_rank
+from trainer.planning.estimate.activations import backward_bytes, element_bytes, stage_bytes, tokens_per_rank
 from trainer.planning.estimate.devices import GPU_OVERHEAD, Overhead
 from trainer.planning.estimate.parameters import RankParameters, parameters_of_ranks
 from trainer.planning.kernel_choice import requested_backends
+from trainer.planning.parts import block
 from trainer.planning.parts.embedding import word_width
 from trainer.planning.pipeline import pipeline_placement, pipeline_schedule
 from trainer.planning.schedule import ActionKind, PipelineSchedule, build_schedule
@@ -30,10 +31,10 @@ _BESIDE_LOGITS = 7
 of the output layer, and of the layer that backward begins with. As traced."""
 
 ITEMS = (
-    *("weights", "main_gradients", "optimizer_state", "activations", "recompute", "logits"),
+    *("weights", "main_gradients", "optimizer_state", "activations", "recompute", "logits", "backward"),
     *("communication", "runtime", "allocator"),
 )
-STATES = ITEMS[:3]
+STATES, TENSORS = ITEMS[:3], ITEMS[:7]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class RankMemory:
     def total(self) -> int:
         """Peak of the rank."""
         return sum(self.bytes_of.values())
+
+    @property
+    def tensors(self) -> int:
+        """Peak of the tensors, as torch counts what is allocated."""
+        return sum(self.bytes_of[item] for item in TENSORS)
 
     @property
     def states(self) -> int:
@@ -116,6 +122,8 @@ def _rank_memory(
     activations, again = kept
     is_last = rank == pipeline_placement(config).last_rank
     logits = _logits_bytes(config, vocab_size) if is_last else 0
+    # When backward reaches the layers, the gradient of the logits is gone.
+    backward = max(0, max(backward_bytes(config, own[0]) for own in block.by_kind(config.model).values()) - logits)
     return RankMemory(
         rank,
         {
@@ -125,9 +133,10 @@ def _rank_memory(
             "activations": activations,
             "recompute": again,
             "logits": logits,
+            "backward": backward,
             "communication": communication_bytes(config, world_size, overhead),
             "runtime": overhead.runtime,
-            "allocator": int(overhead.fragments * (activations + again + logits)),
+            "allocator": int(overhead.fragments * (activations + again + logits + backward)),
         },
     )
 

@@ -12,7 +12,7 @@ from trainer.distributed.mesh import ParallelMesh, ProcessGroups
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
 from trainer.parallel_model import build_model
 from trainer.planning.build_config import build_config
-from trainer.planning.estimate.activations import layer_bytes
+from trainer.planning.estimate.activations import backward_bytes, layer_bytes
 from trainer.planning.estimate.devices import DEVICES, GIB, find_device
 from trainer.planning.estimate.memory import memory_of_ranks, peak_schedule, schedule_of, state_bytes
 from trainer.planning.estimate.parameters import parameters_of_ranks
@@ -214,6 +214,26 @@ def test_first_rank_of_1f1b_keeps_most_micro_batches() -> None:
     ranks = memory_of_ranks(tiny(LLAMA, {PP: 2}), VOCAB, 2)
     assert ranks[0].bytes_of["activations"] > ranks[1].bytes_of["activations"]
     assert ranks[0].bytes_of["logits"] == 0 < ranks[1].bytes_of["logits"]
+
+
+def test_backward_of_a_layer_holds_gradients_of_its_inner_channels() -> None:
+    """On a stage without logits; of two products before SwiGLU, F each, and the residual stream."""
+    first, last = memory_of_ranks(tiny(LLAMA, {PP: 2}, bf16=True), 8192, 2)
+    model = tiny(LLAMA, {}).model
+    assert first.bytes_of["backward"] == 32 * (2 * model.ffn_size + model.hidden_size) * 2
+    # Logits are gone by then.
+    assert last.bytes_of["backward"] == 0 < last.bytes_of["logits"]
+
+
+def test_scores_are_drawn_again_or_have_gradients_in_backward() -> None:
+    model = {**LLAMA, "attention_dropout": 0.1, "attention_backend": "unfused"}
+    scores, stream = 8 * 1024**2, 1024 * 64 * 2
+    config, replayed = (
+        tiny(model, {}, bf16=True, seq_length=1024, recompute_granularity=each) for each in (None, "selective")
+    )
+    inner = 1024 * 3 * config.model.ffn_size * 2
+    assert backward_bytes(config, 0) == 2 * 2 * scores - stream - inner
+    assert backward_bytes(replayed, 0) == 8 * scores + stream
 
 
 def test_a_loss_of_the_users_own_needs_the_logits_of_the_whole_vocabulary() -> None:

@@ -7,9 +7,19 @@ from statistics import median
 import pytest
 
 from benchmarks.planner_paper import row_line
-from benchmarks.planner_rows.__main__ import summary_lines
-from benchmarks.planner_rows.judged import JudgedRun, Judgement, absolute, by_source, judge, rank_correlation
+from benchmarks.planner_rows.__main__ import margin_lines, summary_lines
+from benchmarks.planner_rows.judged import (
+    JudgedRun,
+    Judgement,
+    absolute,
+    by_source,
+    judge,
+    rank_correlation,
+    residual,
+    safety_margin,
+)
 from benchmarks.planner_rows.published import SOURCES, NotExpressedError, published_runs
+from trainer.planning.estimate.devices import MARGIN
 
 ROOT = Path(__file__).parents[4]
 TIME = {
@@ -48,7 +58,7 @@ def test_the_pages_have_the_predictions_of_today(judged):
     page, guide = (
         (ROOT / path).read_text() for path in ("benchmarks/results/planner_rows.md", "docs/guide/planning.md")
     )
-    for line in summary_lines(by_source(judged)):
+    for line in (*summary_lines(by_source(judged)), *margin_lines(judged)):
         assert line in page and line in guide, (
             "python -m benchmarks.planner_rows --to benchmarks/results/planner_rows.md"
         )
@@ -71,6 +81,26 @@ def test_no_run_is_refused_and_none_that_failed_is_said_to_fit_with_room(judged)
     assert sum(row.fits for row in judged if not row.left_out and not row.ran) == 3
     reasons = {row.left_out for row in judged if row.left_out}
     assert reasons == {"8-bit floats", "no shape in the source"}
+
+
+def test_the_margin_is_the_least_that_covers_own_residuals_and_failed_runs(judged):
+    assert safety_margin(judged) == MARGIN
+    own = [row for row in judged if row.run.source == "llmctl"]
+    assert 1 < residual(own) < 1.05
+    assert residual([replace(row, run=replace(row.run, memory_gb=""), measured_gb=None) for row in own]) is None
+    # Without failures the residuals decide, in steps of 0.05; runs of other trainers do not.
+    assert safety_margin([row for row in judged if row.ran]) == 1.05
+    low = [replace(row, measured_gb=1.2 * row.predicted_gb) for row in own]
+    assert safety_margin(low) == pytest.approx(1.2)
+
+
+def test_memory_of_tensors_is_compared_with_that_of_tensors(judged):
+    row = next(row for row in judged if row.run.source == "llmctl")
+    worst = row.run.plan().worst
+    assert row.predicted_gb == worst.tensors / 1e9
+    assert worst.total - worst.tensors == sum(
+        worst.bytes_of[item] for item in ("communication", "runtime", "allocator")
+    )
 
 
 def test_a_row_becomes_its_shape_layout_and_time():
