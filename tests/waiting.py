@@ -16,13 +16,16 @@ HANG_S = 500.0
 Value = TypeVar("Value")
 
 
-def wait_for(condition: Callable[[], Value], what: str | Callable[[], object], step_s: float = 0.05) -> Value:
+def wait_for(
+    condition: Callable[[], Value], what: str | Callable[[], object], step_s: float = 0.05, longest_step_s: float = 0.0
+) -> Value:
     """Call a condition until its value is true, and return this value.
 
     Args:
         condition: called every ``step_s`` seconds.
         what: name of the event, or a function that returns the present value; for the message of a failed wait.
         step_s: seconds between two calls.
+        longest_step_s: seconds to which step_s grows, by half after each call. For conditions that cost much.
 
     Raises:
         AssertionError: the event has not come in HANG_S seconds.
@@ -31,6 +34,7 @@ def wait_for(condition: Callable[[], Value], what: str | Callable[[], object], s
     while not (value := condition()):
         assert time.monotonic() < end, f"waited {HANG_S:.0f} s for {what if isinstance(what, str) else what()}"
         time.sleep(step_s)
+        step_s = max(step_s, min(1.5 * step_s, longest_step_s))
     return value
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from tests.schedulers import kernel_cache
-from tests.schedulers.slurm_site import CONFIG, GRACE_S, LLMCTL, Site
+from tests.schedulers.paced_training import write_training
+from tests.schedulers.slurm_site import GRACE_S, LLMCTL, Site
 from tests.testbeds.login_node import LoginNode
 from tests.waiting import HANG_S
 
@@ -47,7 +48,7 @@ class Laptop(Site):
             "environment": {"setup": [kernel_cache.of_these_tests()]},
         }
         (folder / f"{CLUSTER}.yaml").write_text(yaml.safe_dump(profile))
-        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+        write_training(self.home)
 
     def set_up(self) -> str:
         """``clusters setup``, as a user calls it with flags."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import yaml
 
 from tests.schedulers import kernel_cache
-from tests.schedulers.slurm_site import CONFIG, Site
+from tests.schedulers.paced_training import write_training
+from tests.schedulers.slurm_site import Site
 from tests.testbeds.sge_cluster import SgeCluster
 
 
@@ -26,7 +27,7 @@ class SgeSite(Site):
     def prepare(self) -> None:
         """Write the overlay of ``abci`` and the config file."""
         self.write_overlay(self.home, group=self.cluster.groups[0])
-        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+        write_training(self.home)
 
     def write_overlay(self, home: Path, **more: str) -> None:
         """Overlay of a user: folder of the runs, Python, and group to bill."""

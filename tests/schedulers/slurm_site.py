@@ -17,6 +17,7 @@ import yaml
 
 from tests.llmctl.documents import checked
 from tests.schedulers import kernel_cache
+from tests.schedulers.paced_training import write_training
 from tests.schedulers.running import wait_for_end
 from tests.testbeds.slurm_cluster import SlurmCluster
 from tests.waiting import HANG_S, wait_for
@@ -24,20 +25,6 @@ from tests.waiting import HANG_S, wait_for
 LLMCTL = str(Path(sys.executable).with_name("llmctl"))
 # More than a loaded machine needs to save. Who has saved leaves at once.
 GRACE_S = 120
-CONFIG = {
-    "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
-    "training": {
-        "train_iters": 12,
-        "seq_length": 32,
-        "micro_batch_size": 1,
-        "global_batch_size": 8,
-        # A hundred by default, which would take a fifth of the time of a rank.
-        "eval_iters": 0,
-    },
-    "optimizer": {"lr": 1e-3},
-    "data": {"mock_data": True},
-    "logging": {"log_interval": 1},
-}
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,7 @@ class Site:
         (folder / "bed-held.yaml").write_text(yaml.safe_dump({**profile, "options": ["--hold"]}))
         pyxis = {"runtime": "pyxis", "mount_home": False, "workdir": "/usr", "env": ["NCCL_DEBUG"]}
         (folder / "bed-pyxis.yaml").write_text(yaml.safe_dump({**profile, "container": pyxis}))
-        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+        write_training(self.home)
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Environment of a user on the login node."""
@@ -150,8 +137,11 @@ class Site:
             run.update(self.status(run_id))
             return condition(run)
 
-        # Each llmctl costs half a second of the processors that the job needs.
-        wait_for(holds, lambda: f"{run}\n{self.job_log(run_id)}\n{self.scheduler_report()}", step_s=2.0)
+        def report() -> str:
+            return f"{run}\n{self.job_log(run_id)}\n{self.scheduler_report()}"
+
+        # Each llmctl costs half a second of the processors that the job needs: a long wait asks seldom.
+        wait_for(holds, report, step_s=1.0, longest_step_s=10.0)
         return run
 
     def scheduler_report(self) -> str:

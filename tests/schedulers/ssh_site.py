@@ -15,27 +15,13 @@ import yaml
 
 from tests.llmctl.documents import checked
 from tests.schedulers import kernel_cache
+from tests.schedulers.paced_training import write_training
 from tests.schedulers.running import wait_for_end
 from tests.testbeds.ssh_hosts import SshHosts
 from tests.waiting import HANG_S
 
 LLMCTL = str(Path(sys.executable).with_name("llmctl"))
 GRACE_S = 10
-CONFIG = {
-    "model": {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2},
-    "training": {
-        "train_iters": 12,
-        "seq_length": 32,
-        "micro_batch_size": 1,
-        "global_batch_size": 8,
-        "device": "cpu",
-        # A hundred by default, which would take a fifth of the time of a rank.
-        "eval_iters": 0,
-    },
-    "optimizer": {"lr": 1e-3},
-    "data": {"mock_data": True},
-    "logging": {"log_interval": 1},
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,7 @@ class Site:
         (folder / "lab.yaml").write_text(yaml.safe_dump(lab))
         apart = {**lab, "shared": False, "runs_root": str(self.hosts.local / "runs")}
         (folder / "apart.yaml").write_text(yaml.safe_dump(apart))
-        (self.home / "c.yaml").write_text(yaml.safe_dump(CONFIG))
+        write_training(self.home)
 
     def environ(self) -> dict[str, str]:
         """Environment of the user."""

@@ -177,14 +177,14 @@ def test_the_cause_of_a_failed_image_import_stands_in_the_status(site: Site, tmp
     assert "[INFO] Querying registry\n" in site.job_log("imageless")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.proof)])
 def test_a_killed_rank_of_the_second_node_begins_again(site: Site, launcher: str) -> None:
     how = ("--nodes", "2", "--launcher", launcher, "--max-restarts", "1", "--set", "checkpoint.save_interval=20")
     site.submit(f"again-{launcher}", *how, *ENDLESS)
     check_restart(site, f"again-{launcher}")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.proof)])
 def test_a_stopped_rank_is_killed_and_the_run_begins_again(site: Site, launcher: str) -> None:
     how = ("--nodes", "2", "--launcher", launcher, "--max-restarts", "1", "--set", "checkpoint.save_interval=20")
     site.submit(f"hangs-{launcher}", *how, "--hang-timeout", "30", *ENDLESS)

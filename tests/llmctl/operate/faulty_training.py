@@ -17,12 +17,20 @@ def write_training(home: Path, faults: str, train_iters: int, sections: dict[str
     """
     job = {"nodes": 2, "code": ["faults.py"], **sections.get("job", {})}
     config = {
-        "model": {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 1},
+        "model": {
+            "num_layers": 1,
+            "hidden_size": 16,
+            "num_attention_heads": 1,
+            "hidden_dropout": 0,
+            "attention_dropout": 0,
+        },
         "training": {
             "train_iters": train_iters,
             "seq_length": 16,
             "global_batch_size": 4,
             "kernel_backend": "reference",
+            # A hundred by default, as many as a long training.
+            "eval_iters": 0,
         },
         "optimizer": {"lr": 1e-3},
         "data": {"mock_data": True},

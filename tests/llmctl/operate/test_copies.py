@@ -54,6 +54,7 @@ def test_a_run_begins_again_from_its_copies(place, capsys):
     wait_for(lambda: not list((place / "copies").iterdir()), "a folder without copies")
 
 
+@pytest.mark.proof
 def test_a_run_that_fails_leaves_no_copies(place, capsys):
     assert submit("lost", *HOOK, "--env", "KILLED=12") == 0
     first, second = (ending(place, "lost", number) for number in (1, 2))

@@ -64,6 +64,7 @@ def test_a_slow_node_ends_the_attempt_and_is_named(place, capsys):
     assert not (place / "runs/slow/metrics.jsonl").exists()
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("place")
 def test_without_the_flag_nothing_is_measured(place):
     assert main(["submit", "c.yaml", "--run-id", "plain", "--env", "SLOW=1"]) == 0

@@ -40,6 +40,7 @@ def compilations(site: SgeSite) -> list[Path]:
     return sorted((site.home / "runs").glob("env-build-*"))
 
 
+@pytest.mark.proof
 def test_a_job_compiles_with_the_modules_and_jobs_use_the_environment(site: SgeSite) -> None:
     write_wheels(site.home / "wheels")
     sdist = write_sdist(site.home / "source", 43)

@@ -37,6 +37,7 @@ def test_all_groups_of_two_nodes_are_measured(site: Site) -> None:
     assert site.status(run_dir.name)["state"] == "completed"
 
 
+@pytest.mark.proof
 def test_an_interrupted_command_leaves_its_job_and_comes_back_to_it(site: Site) -> None:
     words = (*BENCH, "--cluster", "bed-held")
     first = site.start(*words)

@@ -20,7 +20,7 @@ def site(ssh_hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Itera
     assert not ssh_hosts.processes(str(ssh_hosts.shared / "runs")), "something is still running"
 
 
-@pytest.mark.parametrize("cluster", ["lab", "apart"])
+@pytest.mark.parametrize("cluster", ["lab", pytest.param("apart", marks=pytest.mark.proof)])
 def test_two_hosts_are_measured_and_the_result_is_here(site: Site, cluster: str) -> None:
     done = site.call("env", "bench", "--cluster", cluster, "--json")
     assert done.returncode == 0, done.stderr

@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.schedulers.paced_training import CONFIG
 from tests.schedulers.running import ranks_of, supervisor_of, words_of
-from tests.schedulers.ssh_site import CONFIG, Site
+from tests.schedulers.ssh_site import Site
 from tests.testbeds.ssh_hosts import SshHosts, ssh_hosts
 from tests.waiting import wait_for
 
 __all__ = ["ssh_hosts"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
-LAST = 120
+LAST = 60
 SAVE_INTERVAL = 10
 HOOKS = """
 import os, time
 
 def rate(step, config):
-    time.sleep(0.05)
+    time.sleep(0.1)
     if step == 3 and os.environ.get("BREAKS") == os.environ["RANK"]:
         raise RuntimeError("the fault of the test")
     return config.optimizer.lr

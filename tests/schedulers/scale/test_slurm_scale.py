@@ -29,7 +29,7 @@ def test_two_sizes_are_measured_once(site: Site) -> None:
         rows = [each for each in map(json.loads, lines) if "lm_loss" in each]
         assert [each["iteration"] for each in rows] == list(range(1, 21))
         assert row["iteration_time_s"] == median(each["iteration_time_s"] for each in rows[3:])
-        assert row["tokens_per_s"] == pytest.approx(8 * 32 / row["iteration_time_s"])
+        assert row["tokens_per_s"] == pytest.approx(4 * 32 / row["iteration_time_s"])
         assert row["predicted_iteration_time_s"] == before["predicted_iteration_time_s"]
         assert row["prediction_error"] == pytest.approx(row["predicted_iteration_time_s"] / row["iteration_time_s"] - 1)
         run = site.status(row["run_id"])

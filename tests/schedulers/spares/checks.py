@@ -10,7 +10,7 @@ from typing import Any
 from tests.schedulers.running import ranks_of, words_of
 from tests.waiting import wait_for
 
-SAVES = ("--set", "training.train_iters=400", "--set", "checkpoint.save_interval=20")
+SAVES = ("--set", "training.train_iters=120", "--set", "checkpoint.save_interval=20")
 
 
 def nodes_of(site: Any, run_id: str, attempt: int) -> list[str]:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 SPARE = ("--nodes", "2", "--spare-nodes", "1", "--max-restarts", "3", "--exclude", "n4")
 HOOKS = ("--set", "job.code=[faults.py]", "--set", "hooks.lr_function=faults:rate")
 SLOW = """
-import os, socket
+import os, socket, time
 from dataclasses import replace
 from trainer.preflight import check
 
@@ -36,6 +36,7 @@ if socket.gethostname() == os.environ.get("SLOW_NODE"):
     check.Instruments = slow
 
 def rate(step, config):
+    time.sleep(0.1)
     return config.optimizer.lr
 """
 
