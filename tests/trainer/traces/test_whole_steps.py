@@ -57,6 +57,14 @@ SLOWER_KERNELS = {
     "reference loss": {"model": FOUR_LAYERS, "training": {"kernel_backends": {"cross_entropy": "reference"}}},
 }
 """Changes of a small part of LLAMA_8B, with 2048 tokens."""
+SCORES = {**FOUR_LAYERS, "attention_dropout": 0.1}
+REPLAYS = {
+    "kept scores, selective recompute": {"model": SCORES, "training": {"recompute_granularity": "selective"}},
+    "kept scores, full recompute": {
+        "model": SCORES,
+        "training": {"recompute_granularity": "full", "recompute_method": "uniform"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dic
     }
     for name, (values, _) in LLAMAS_8B.items():
         wanted[name] = {"values": values, "kind": "plain", "world_size": 1, "ranks": [0]}
-    for name in SLOWER_KERNELS:
+    for name in {**SLOWER_KERNELS, **REPLAYS}:
         wanted[name] = {"values": slower_values(name), "kind": "plain", "world_size": 1, "ranks": [0]}
     wanted["llama-8"] = {**wanted["llama"], "values": LAYOUTS["llama"].values(layers=8)}
     traced = subprocess.run(
@@ -136,8 +144,8 @@ def test_gathered_weights_last_for_a_part_of_a_step(records: dict[str, dict[str,
 
 
 def slower_values(name: str) -> dict:
-    """Values of a config of SLOWER_KERNELS."""
-    change = SLOWER_KERNELS[name]
+    """Values of a config of SLOWER_KERNELS or REPLAYS."""
+    change = {**SLOWER_KERNELS, **REPLAYS}[name]
     training = {**LLAMA_8B["training"], "seq_length": 2048, **change.get("training", {})}
     return {**LLAMA_8B, "model": {**LLAMA_8B["model"], **change["model"]}, "training": training}
 
@@ -169,3 +177,10 @@ def test_what_slower_kernels_keep_is_predicted(records: dict[str, dict[str, dict
     (record,) = records[name].values()
     states, own = predicted_peak(slower_values(name))
     assert record["peak"] - states == pytest.approx(own - states, rel=0.01)
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_what_a_replay_of_scores_takes_is_predicted(records: dict[str, dict[str, dict]], name: str) -> None:
+    (record,) = records[name].values()
+    states, own = predicted_peak(slower_values(name))
+    assert record["peak"] - states == pytest.approx(own - states, rel=0.05)

@@ -122,8 +122,12 @@ def _rank_memory(
     activations, again = kept
     is_last = rank == pipeline_placement(config).last_rank
     logits = _logits_bytes(config, vocab_size) if is_last else 0
-    # When backward reaches the layers, the gradient of the logits is gone.
-    backward = max(0, max(backward_bytes(config, own[0]) for own in block.by_kind(config.model).values()) - logits)
+    backward = max(backward_bytes(config, own[0]) for own in block.by_kind(config.model).values())
+    # When backward reaches the layers, the gradient of the logits is gone: the greater of the two moments counts.
+    if logits >= again + backward:
+        again = backward = 0
+    else:
+        logits = 0
     return RankMemory(
         rank,
         {
