@@ -65,6 +65,6 @@ def test_a_job_compiles_with_the_modules_and_jobs_use_the_environment(site: SgeS
 def test_a_source_that_does_not_compile_is_told_with_its_last_lines(site: SgeSite) -> None:
     write_wheels(site.home / "wheels")
     sdist = write_sdist(site.home / "broken", "not a number")
-    status, said = build(site, sdist, *ON_A_PART, "--path", str(site.home / "broken env"))
+    status, said = build(site, sdist, *ON_A_PART)
     assert status != 0 and "step compile tiny_ext failed" in said, said
     assert "not" in said and "error" in said, said
