@@ -14,7 +14,7 @@ from llmctl.runs.view_text import cells, reason
 from llmctl.watch.app import WatchApp
 from llmctl.watch.demo import BEGIN, DemoRuns
 from llmctl.watch.source import ClusterLook, Listing, RunPage
-from llmctl.watch.widgets import LogView
+from llmctl.watch.widgets import LogView, RowList
 from tests.llmctl.watch.screens import app_of, demo_app, open_run, shown, until
 
 Play = Callable[[Pilot[None]], Coroutine[Any, Any, None]]
@@ -70,10 +70,12 @@ def test_every_state_is_shown_with_its_reason_below_the_table():
             "AcceleratorError: CUDA error: uncorrectable ECC error encountered",
             "completed at iteration 2000",
         )
+        rows = pilot.app.screen.query_one("#runs", RowList)
+        await until(pilot, lambda: rows.option_count == len(reasons))
         for number, words in enumerate(reasons):
-            await until(pilot, lambda words=words: words in " ".join(shown(pilot.app).split()))
-            if number + 1 < len(reasons):
+            while rows.highlighted != number:
                 await pilot.press("down")
+            await until(pilot, lambda words=words: words in " ".join(shown(pilot.app).split()))
 
     play(demo_app(), act)
 
