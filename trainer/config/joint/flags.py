@@ -15,9 +15,10 @@ from trainer.config.joint.weighted_splits import WEIGHTED_FLAGS, weighted_values
 
 _SCALING, _POSITIONS = "model.rope_scaling", "model.position_embedding_type"
 _WINDOW, _WINDOW_LAYERS = "model.window_size", "model.window_layers"
+_ORIGINAL = "yarn-original-max-position-embeddings"
 _YARN_NUMBERS = {
     "rotary-scaling-factor": 1.0,
-    "yarn-original-max-position-embeddings": 4096.0,
+    _ORIGINAL: 4096.0,
     "yarn-beta-fast": 32.0,
     "yarn-beta-slow": 1.0,
     "mscale": 1.0,
@@ -114,16 +115,26 @@ def _scores_change(given: Mapping[str, Sequence[str]]) -> bool:
 def _check_alone(values: Mapping[str, Any], is_latent: bool) -> None:
     if "rope_type" in (values.get(_SCALING) or {}):
         raise ValueError("--rope-scaling: has the numbers of yarn too; give them once")
-    if not is_latent and float(values.get("model.rotary_percent", 1)) != 1:
+    if not is_latent and not _rotates_all(values.get("model.rotary_percent", 1)):
         raise ValueError("--rotary-percent: yarn of Megatron-LM rotates all channels; leave the flag out")
+
+
+def _rotates_all(percent: object) -> bool:
+    try:
+        return float(str(percent)) == 1
+    except ValueError:
+        return True  # The key itself is refused.
 
 
 def _yarn(numbers: Mapping[str, float], truncate: bool) -> dict[str, Any]:
     factor, mscale, all_dim = numbers["rotary-scaling-factor"], numbers["mscale"], numbers["mscale-all-dim"]
+    original = numbers[_ORIGINAL]
+    if not original.is_integer():
+        raise ValueError(f"--{_ORIGINAL}: {original} is not a whole number")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": int(numbers["yarn-original-max-position-embeddings"]),
+        "original_max_position_embeddings": int(original),
         "beta_fast": numbers["yarn-beta-fast"],
         "beta_slow": numbers["yarn-beta-slow"],
     }
@@ -183,8 +194,8 @@ def _read_window(
     if "[" in pattern:
         found[_WINDOW_LAYERS] = pattern
         return
-    layers, step = str(values.get("model.num_layers", "")), int(_number(_SKIP, given))
-    if not layers.isdecimal() or step < 1:
+    layers, step = str(values.get("model.num_layers", "")), _number(_SKIP, given)
+    if not layers.isdecimal() or step < 1 or not step.is_integer():
         raise ValueError(f"--{_SKIP}: takes a whole number from 1 beside --num-layers, or a list with 0 and 1")
     found[_WINDOW_LAYERS] = [(layer + 1) % step != 0 for layer in range(int(layers))]
 
@@ -201,6 +212,9 @@ def _number(flag: str, given: Mapping[str, Sequence[str]], default: float | None
     if flag not in given:
         return _YARN_NUMBERS[flag] if default is None else default
     try:
-        return float(given[flag][0])
+        number = float(given[flag][0])
     except ValueError:
-        raise ValueError(f"--{flag}: {given[flag][0]!r} is not a number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"--{flag}: {given[flag][0]!r} is not a number")
+    return number
