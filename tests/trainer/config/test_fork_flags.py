@@ -161,6 +161,9 @@ def test_weighted_splits_of_bigscience_are_one_split_or_datasets_for_each():
         (["T: 1 0:1 a"], ["V: 1 0:1 b", "W: 1 0:1 c"], "takes one group in quotes"),
         (["T: 1 0:1"], ["V: 1 0:1 b"], "'1 0:1' is not WEIGHT START:END PATH"),
         (["T: 1 0.5:0.5 a"], ["V: 1 0:1 b"], "'1 0.5:0.5 a' is not WEIGHT START:END PATH"),
+        (["T: x 0:1 a"], ["V: 1 0:1 b"], "'x 0:1 a' is not WEIGHT START:END PATH"),
+        (["T: inf 0:1 a"], ["V: 1 0:1 b"], "'inf 0:1 a' is not WEIGHT START:END PATH"),
+        (["T: 1 0:nan a"], ["V: 1 0:1 b"], "'1 0:nan a' is not WEIGHT START:END PATH"),
         (["T: 1 0-1 a"], ["V: 1 0:1 b"], "'1 0-1 a' is not WEIGHT START:END PATH"),
     ],
 )

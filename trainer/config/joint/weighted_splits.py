@@ -78,10 +78,12 @@ def _group(flag: str, words: Sequence[str]) -> _Group:
     for part in (words[0].partition(":")[2] or words[0]).split(","):
         fields = part.split()
         try:
-            weight, (start, end), path = fields[0], map(Decimal, fields[1].split(":")), fields[2]
-        except (IndexError, ValueError, InvalidOperation):
-            start, end, weight, path = Decimal(0), Decimal(0), "", ""
-        if len(fields) != 3 or not 0 <= start < end <= 1:
+            weight, span, path = fields
+            start, end = map(Decimal, span.split(":"))
+            is_valid = 0 <= start < end <= 1 and Decimal(weight).is_finite() and Decimal(weight) > 0
+        except (ValueError, InvalidOperation):
+            is_valid = False
+        if not is_valid:
             raise ValueError(f"--{flag}: {part.strip()!r} is not WEIGHT START:END PATH, as in 0.3 0:0.95 a")
         ranges.add((start, end))
         datasets += [weight, path]
