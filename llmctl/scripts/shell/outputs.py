@@ -6,12 +6,12 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from decimal import ROUND_DOWN, Decimal
+from fractions import Fraction
 
 from llmctl.scripts.shell.values import Value, missing_of, text_of
 
 _DATE_FORMAT = re.compile(r"(?:[^%]|%[YymdHMSjabBFTs%-])*")
-_QUOTIENT = re.compile(r"scale\s*=\s*(\d{1,2})\s*;\s*(-?\d*\.?\d+)\s*/\s*(-?\d*\.?\d+)")
+_QUOTIENT = re.compile(r"scale\s*=\s*(\d{1,2})\s*;\s*(-?\d{0,30}\.?\d{1,30})\s*/\s*(-?\d{0,30}\.?\d{1,30})")
 _PERL = re.compile(r"print\s*([\d_\s+*()-]+);?")
 
 
@@ -75,8 +75,12 @@ def _printf(arguments: Sequence[str]) -> str | None:
 def quotient_of(text: str) -> str | None:
     """The output of bc(1) for ``scale=N; A/B``: N digits behind the point, further ones cut off; None otherwise."""
     found = _QUOTIENT.fullmatch(text.strip())
-    if found is None or not float(found[3]):
+    if found is None or not Fraction(found[3]):
         return None
-    value = Decimal(found[2]) / Decimal(found[3])
-    shown = str(value.quantize(Decimal(1).scaleb(-int(found[1])), ROUND_DOWN)) if value else "0"
-    return shown.replace("0.", ".", 1) if shown.startswith(("0.", "-0.")) else shown
+    digits = int(found[1])
+    cut = int(Fraction(found[2]) / Fraction(found[3]) * 10**digits)
+    if not cut:
+        return "0"
+    text = str(abs(cut)).rjust(digits + 1, "0")
+    whole, fraction = text[: len(text) - digits].lstrip("0"), text[len(text) - digits :]
+    return ("-" if cut < 0 else "") + whole + ("." + fraction if digits else "")

@@ -50,6 +50,8 @@ def test_a_given_value_stays_where_the_script_adds_what_nobody_knows(tmp_path: P
         ("perl -le 'print(2+3);'", 5),
         ("bc <<< 'scale=3; 7/10'", 0.7),
         ("bc <<< 'scale=2; 2/3'", 0.66),
+        ("bc <<< 'scale=40; 1/8'", 0.125),
+        ("bc <<< 'scale=0; 3/2'", 1.0),
     ],
 )
 def test_sums_of_perl_and_quotients_of_bc(command: str, number: float, tmp_path: Path) -> None:
