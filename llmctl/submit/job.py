@@ -63,6 +63,8 @@ class SubmitArguments:
         script_arguments: ``NAME=VALUE`` of every --arg, for a CONFIG that is a training script.
         hf: folder of a published model whose training goes on, in place of CONFIG.
         data: files of text for it.
+        environment: path of a virtual environment in place of the profile's environment, from Python; None: the
+            profile's.
     """
 
     config: str | Mapping[str, Any] | None
@@ -83,6 +85,7 @@ class SubmitArguments:
     data: tuple[str, ...] = ()
     example: bool = False
     torchrun: bool = False
+    environment: str | None = None
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,18 @@ def given_values(context: Context, arguments: SubmitArguments) -> tuple[ClusterS
         UsageError, ConfigFileError, ProfileError: the cluster is unknown, or the file cannot be read.
     """
     session = ClusterSession.for_jobs(context, *context.cluster(arguments.cluster), asks=not arguments.dry_run)
+    if arguments.environment is not None:
+        session = _with_environment(session, arguments.environment)
     file = _read_config(context, arguments)
     default_name = _default_name(arguments, file)
     resolved, warnings = _resolve_arguments(context, session, arguments, file)
     return session, resolved, default_name, warnings
+
+
+def _with_environment(session: ClusterSession, path: str) -> ClusterSession:
+    """The session with the virtual environment at ``path``, absolute, in place of the profile's environment."""
+    software = session.profile.environment.model_copy(update={"kind": "venv", "path": path, "python": None})
+    return replace(session, profile=session.profile.model_copy(update={"environment": software}))
 
 
 def _resolve_arguments(

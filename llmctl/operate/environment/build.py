@@ -109,7 +109,7 @@ def _carry_out_in_job(plan: Plan, step: Step, key: str, kept: Mapping[str, Any])
     try:
         code = follow_job(site, run_id) if run_id is not None else None
         if code is None:
-            run_id = submit_step(step, site)
+            run_id = submit_step(step, plan.wanted.path, site)
             _save(plan, {**kept, step.name: {"key": key, "run_id": run_id}})
             code = follow_job(site, run_id) or 0
     except FollowedRunFailed as error:

@@ -23,8 +23,13 @@ NAME = "env-build"
 """Name of the runs."""
 
 
-def submit_step(step: Step, site: Site) -> str:
+def submit_step(step: Step, environment: str, site: Site) -> str:
     """Submit a step as a job on one node; returns the run id.
+
+    Args:
+        step: that compiles.
+        environment: path of the environment that is made. The profile's own may not exist.
+        site: the machine and its folders.
 
     Raises:
         UsageError, ProfileError: the job is not valid; names the flag or key.
@@ -32,7 +37,9 @@ def submit_step(step: Step, site: Site) -> str:
     """
     flags = (Flag("--name", "job.name", NAME), *site.flags)
     command = ("bash", "-c", _RUN, "bash", site.log(step), site.script(step.lines))
-    arguments = SubmitArguments(config=None, cluster=site.profile.name, flags=flags, command=command)
+    arguments = SubmitArguments(
+        config=None, cluster=site.profile.name, flags=flags, command=command, environment=environment
+    )
     plan = plan_submission(site.context, arguments)
     for line in notes_beforehand(plan, site.context, has_page=False):
         site.context.tell(line)

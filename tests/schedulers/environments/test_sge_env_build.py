@@ -65,6 +65,7 @@ def test_a_job_compiles_with_the_modules_and_jobs_use_the_environment(site: SgeS
 def test_a_source_that_does_not_compile_is_told_with_its_last_lines(site: SgeSite) -> None:
     write_wheels(site.home / "wheels")
     sdist = write_sdist(site.home / "broken", "not a number")
-    status, said = build(site, sdist, *ON_A_PART)
+    # In its own environment: the job does without the profile's, which may not be there.
+    status, said = build(site, sdist, *ON_A_PART, "--path", str(site.home / "broken env"))
     assert status != 0 and "step compile tiny_ext failed" in said, said
     assert "not" in said and "error" in said, said
