@@ -1,0 +1,1 @@
+"""Predictions beside calculon, over the rows of calculon's own validation."""
