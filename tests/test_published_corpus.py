@@ -112,3 +112,12 @@ def test_a_word_that_an_answer_adds_to_a_flag_is_taken_out(tmp_path: Path) -> No
     path.write_text(f"torchrun pretrain_gpt.py {FLAGS} --seed $1 ${{2:+--lr $2}} ${{3:+$3}}")
     found = outcome_of(path, NOW)
     assert (found.kind, dict(found.given).get("3", "")) == (IMPORTED, "")
+
+
+def test_a_choice_and_the_other_questions_are_answered_in_one_round(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        f"for N in 7 8; do torchrun pretrain_gpt.py {FLAGS} --seed $N --weight-decay $MIN --fp8-format e4m3; done"
+    )
+    found = outcome_of(path, NOW)
+    assert (found.kind, found.rounds, dict(found.given)) == (IMPORTED, 1, {"N": "7", "fp8": "bf16", "MIN": "1"})

@@ -20,7 +20,7 @@ MOST_ANSWERS = 12
 _LIMIT_S = 20
 _QUESTION = re.compile(r"--arg (?!NAME=)(\w+)=VALUE")
 _CHOICE = re.compile(r"--arg (\w+)=(\w+) trains this script")
-_VALUES = re.compile(r"beside the script one of ([^,\s]+)")
+_VALUES = re.compile(r"beside the script one of ([^,\s]+)|=VALUE, such as (.+)")
 _SKIPPED_FILE = re.compile(r"^#\s+(?:source|\.) (\S+)", re.MULTILINE)
 _A_PATH = re.compile(
     r"path|dir|file|data|home|root|prefix|tokenizer|vocab|merge|ckpt|check|save|load|log|name|job|wandb|entity|user"
@@ -67,13 +67,9 @@ def outcome_of(path: Path, now: datetime) -> Outcome:
     while True:
         found = replace(_import(path, given, now), rounds=rounds)
         names = [name for name in _QUESTION.findall(found.message) if name not in given]
-        choice = _CHOICE.search(found.message)
-        if choice is not None and choice[1] not in given:
-            given[choice[1]] = choice[2]
-            rounds += 1
-            continue
-        if found.kind == REFUSED and names and len(given) + len(names) <= MOST_ANSWERS:
-            given.update({name: answers_to(name, _question_of(name, found.message))[0] for name in names})
+        choices = {name: value for name, value in _CHOICE.findall(found.message) if name not in given}
+        if found.kind == REFUSED and (names or choices) and len(given) + len(names) <= MOST_ANSWERS:
+            given |= choices | {name: answers_to(name, _question_of(name, found.message))[0] for name in names}
             rounds += 1
             continue
         if found.kind == REFUSED and not names:
@@ -128,7 +124,7 @@ def answers_to(name: str, question: str = "") -> tuple[str, ...]:
     """Values for a variable, the kind first that its name or the question's flag suggests."""
     named = _VALUES.search(question)
     if named is not None:
-        return (named[1],)
+        return (named[1] or named[2],)
     if _SEVERAL.search(name):  # Whole flags; the part of a flag that is asked for is one of them.
         flag = re.match(r"--[\w-]+", question)
         return (

@@ -76,13 +76,15 @@ class FilesBeside:
         found = {*self._folder.glob("*".join(parts)), *self._folder.glob(deep)}
         files = sorted(str(path.relative_to(self._folder)) for path in found if self._is_new(path))
         if files:
-            before, sign, after = place.partition(_UNKNOWN)
-            if sign and place.count(_UNKNOWN) == 1:
+            before, _, after = place.partition(_UNKNOWN)
+            are_values = place.count(_UNKNOWN) == 1
+            if are_values:
                 files = [file[len(before) : len(file) - len(after)] for file in files]
             else:
                 files = [posixpath.basename(file) for file in files]
             shown = ", ".join(files[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
-            raise ScriptError(missing.line, f"{missing.problem}; by the files beside the script one of {shown}")
+            problem = f"{missing.problem}; by the files beside the script one of {shown}"
+            raise ScriptError.asking(missing.line, problem, missing.name, files if are_values else [])
 
 
 def unread_files(skipped: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -52,7 +52,8 @@ def group_flags(arguments: Sequence[Value], line: int) -> list[FlagGroup]:
         elif text or missing_of(word) is not None:
             missing = missing_of(word)
             if missing is not None:
-                raise ScriptError(missing.line, missing.problem)
+                values = [UNKNOWN_TEXT] if missing.name else []
+                raise ScriptError.asking(missing.line, missing.problem, missing.name, values)
             raise ScriptError(word[0].line if word else line, f"{text!r} is not a flag of the training program")
     return [_group(words) for words in groups]
 

@@ -25,7 +25,7 @@ from llmctl.scripts.model_config import script_of_config
 from llmctl.scripts.outside import outside_value
 from llmctl.scripts.precision_meaning import divide_fp8, put_bf16
 from llmctl.scripts.program_meaning import put_program
-from llmctl.scripts.questions import TRAINING_LINE, ask, check_given, usage_of
+from llmctl.scripts.questions import TRAINING_LINE, ask, check_given, usage_of, with_further
 from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.started import Started
@@ -91,11 +91,26 @@ def import_script(path: Path, shown: str, given: Mapping[str, str], now: datetim
         UsageError: the script cannot be read, or asks for something else than this trainer does; with the line.
     """
     try:
-        return _import(_read_text(path, given), path, given, now)
+        text = _read_text(path, given)
+        try:
+            return _import(text, path, given, now)
+        except ScriptError as error:
+            raise with_further(
+                error, text, lambda answers: _error_with(text, path, {**given, **answers}, now)
+            ) from None
     except ScriptError as error:
         raise error.within(shown) from None
     except RecursionError:
         raise UsageError(f"{shown}: its commands are nested too deeply to be read") from None
+
+
+def _error_with(text: str, path: Path, given: Mapping[str, str], now: datetime) -> ScriptError | None:
+    """The error of a script with further answers, if there is one."""
+    try:
+        _import(text, path, given, now)
+    except ScriptError as error:
+        return error
+    return None
 
 
 def _read_text(path: Path, given: Mapping[str, str]) -> str:
@@ -212,7 +227,7 @@ def _training_line(interpreter: Interpreter, text: str, given: Mapping[str, str]
         message = f"the script ends here before it trains; give what it asks for with --arg NAME=VALUE{shown}"
         raise _EndsEarly(interpreter.state.exits[0], message)
     if not found and shells.unread:
-        raise ScriptError(*shells.unread[0])
+        raise shells.unread[0]
     if not found:
         raise ScriptError(0, "starts no training program; a line such as torchrun pretrain_gpt.py is needed")
     return found[0]
@@ -230,12 +245,22 @@ def _chosen(found: Sequence[tuple[Run, LaunchLine]], given: Mapping[str, str]) -
         raise ScriptError(0, f"--arg {TRAINING_LINE}: no training program starts in line {wanted}; use {known}")
     line, loops = chosen[0][1].line, chosen[0][0].loops
     if len({launch.line for _, launch in chosen}) == 1:
-        where = f"in a loop over {' and '.join(loops)}" if loops else "several times"
-        remedy = f"give one round with --arg {loops[-1]}=VALUE" if loops else "leave one in the script"
-        raise ScriptError(line, f"a training program starts here, {where}; a config has one: {remedy}")
+        raise _one_round(line, [loop for loop in loops if loop[0] not in given])
     others = ", ".join(f"line {number}" for number in lines if number != line)
     choice = f"--arg {TRAINING_LINE}={line} trains this script's first"
-    raise ScriptError(line, f"a training program starts here and in {others}; a config has one: {choice}")
+    problem = f"a training program starts here and in {others}; a config has one: {choice}"
+    raise ScriptError.asking(line, problem, TRAINING_LINE, [str(line)])
+
+
+def _one_round(line: int, loops: Sequence[tuple[str, str]]) -> ScriptError:
+    """The question for one round of the loops around a training line, each with its first value."""
+    if not loops:
+        several = "a training program starts here, several times; a config has one: leave one in the script"
+        return ScriptError(line, several)
+    where, (name, first) = f"in a loop over {' and '.join(name for name, _ in loops)}", loops[-1]
+    such_as = f", such as {first}" if first else ""
+    problem = f"a training program starts here, {where}; a config has one: give one round with --arg {name}=VALUE"
+    return ScriptError.asking(line, f"{problem}{such_as}", name, [first])
 
 
 def _written(

@@ -24,10 +24,9 @@ def divide_fp8(groups: Sequence[FlagGroup], given: Mapping[str, str]) -> tuple[l
     """
     asking = [group for group in groups if group.name.replace("_", "-") in _REQUESTS]
     if asking and given.get(GIVEN) != INSTEAD:
-        raise ScriptError(
-            asking[0].line,
-            f"--{asking[0].name}: fp8 training is not supported; --arg {GIVEN}={INSTEAD} trains this script in bf16",
-        )
+        choice = f"--arg {GIVEN}={INSTEAD} trains this script in bf16"
+        problem = f"--{asking[0].name}: fp8 training is not supported; {choice}"
+        raise ScriptError.asking(asking[0].line, problem, GIVEN, [INSTEAD])
     about = [group for group in groups if asking and (group in asking or _is_about_fp8(group))]
     return [group for group in groups if group not in about], [*asking, *(one for one in about if one not in asking)]
 

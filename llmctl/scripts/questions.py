@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from llmctl.scripts.errors import ScriptError, all_problems
 from llmctl.scripts.precision_meaning import GIVEN
@@ -12,7 +12,7 @@ from llmctl.scripts.precision_meaning import GIVEN
 _USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
 _NAME = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\+?=")
 _ARGUMENTS = re.compile(r"\$\{?[#!]?[1-9@*#]|\bshift\b|\bgetopts\b|\bBASH_ARGV\b")
-_SHOWN = 8
+_SHOWN, _TRIED = 8, 8
 TRAINING_LINE = "training_line"
 """Name of the choice between several training lines, by --arg; no script has such a variable."""
 
@@ -38,7 +38,43 @@ def ask(questions: Iterable[tuple[int, str]], text: str) -> None:
         return
     error = all_problems(found)
     usage = usage_of(text) if "the script's argument" in error.problem else ""
-    raise ScriptError(error.line, f"{error.problem}{f'{chr(10)}the script says: {usage}' if usage else ''}")
+    raise ScriptError(
+        error.line, f"{error.problem}{f'{chr(10)}the script says: {usage}' if usage else ''}", asked=found
+    )
+
+
+def with_further(
+    error: ScriptError, text: str, again: Callable[[Mapping[str, str]], ScriptError | None]
+) -> ScriptError:
+    """A question together with those that would follow, as far as they follow whatever its answer.
+
+    For one of several training lines or rounds, which are known by their numbers alone, they are those of the first.
+
+    Args:
+        error: with a choice; any other is returned.
+        text: of the script.
+        again: the error with answers to the choices; None if the script is read then.
+    """
+    if error.choice is None:
+        return error
+    asked, assumed, others = list[tuple[int, str]](), dict[str, str](), list[tuple[str, str]]()
+    following: ScriptError | None = error
+    while following is not None and following.choice is not None and following.choice.name not in assumed:
+        asked += following.asked
+        name, (first, *rest) = following.choice.name, following.choice.values
+        assumed[name] = first
+        others += [(name, value) for value in rest[:_TRIED]]
+        following = again(assumed)
+    further = list(following.asked) if following is not None else []
+    for name, value in others if further else ():
+        other = again({**assumed, name: value})
+        if other is None or other.asked:
+            further = [one for one in further if other is not None and one in other.asked]
+    try:
+        ask([*asked, *further], text)
+    except ScriptError as told:
+        return told
+    return error
 
 
 def check_given(given: Mapping[str, str], texts: Sequence[str], used: Collection[str]) -> None:

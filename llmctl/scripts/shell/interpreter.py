@@ -98,7 +98,7 @@ class Interpreter:
                 for place in range(1, count + 1)
             ]
         self._steps = self._depth = 0
-        self._loops: list[str] = []
+        self._loops: list[tuple[str, str]] = []
         self.used: set[str] = set()
         self.open_files: dict[int, tuple[str, Missing]] = {}
         self.shell = ShellCommands(self)
@@ -198,7 +198,7 @@ class Interpreter:
                 result = self.run(read_script(text, line, [line] * (len(text) + 1)))
         except ScriptError as error:
             where = "" if error.problem.endswith("read here)") else f" (in {name}, read here)"
-            raise ScriptError(error.line, f"{error.problem}{where}") from None
+            raise error.read_in(where) from None
         self.state.positional = before if len(words) > 2 else self.state.positional
         self.state.leaving = "" if self.state.leaving == "return" else self.state.leaving
         return result
@@ -255,7 +255,7 @@ class Interpreter:
         environment = self.state.environment()
         for assignment in command.assignments:
             environment[assignment.name] = named_after(self.expansion.text(assignment.value), assignment.name)
-        loops = tuple(name for name in self._loops if name)
+        loops = tuple(loop for loop in self._loops if loop[0])
         self.state.runs.append(Run(command.line, tuple(words), environment, folder_of(self.state, line), loops))
         return YES if name.rpartition("/")[2] in _HARMLESS else UNKNOWN
 
@@ -328,7 +328,7 @@ class Interpreter:
         return "" if self._loops and truth.cause.isdigit() else truth.cause
 
     def _loop(self, loop: While | For | ForArithmetic) -> Truth:
-        self._loops.append("" if isinstance(loop, While | ForArithmetic) else loop.name)
+        self._loops.append(("", ""))
         result = self._repeat(loop)
         self._loops.pop()
         return result
@@ -355,6 +355,7 @@ class Interpreter:
                 words = [plain(self.world.given[loop.name], loop.line)]
             for word in words:
                 self.state.variables[loop.name] = word
+                self._loops[-1] = (loop.name, text_of(word))
                 yield missing_of(word) is None
             return
         if isinstance(loop, ForArithmetic):

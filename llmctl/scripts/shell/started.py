@@ -22,11 +22,11 @@ class Started:
 
     Attributes:
         interpreter: of the script.
-        unread: line and sentence for each script that could not be read.
+        unread: an error for each script that could not be read.
     """
 
     interpreter: Interpreter
-    unread: list[tuple[int, str]] = field(default_factory=list)
+    unread: list[ScriptError] = field(default_factory=list)
     _count: int = 0
 
     def text(self, words: Sequence[Value], run: Run) -> list[Run]:
@@ -48,10 +48,10 @@ class Started:
                     raise ScriptError(run.line, f"starts {shown} again and again")
                 return self._commands(*found, words[1:], run)
         except ScriptError as error:
-            self.unread.append((error.line, error.problem))
+            self.unread.append(error)
             return None
         problem = f"starts {shown}, which is not beside the script; put it there, or import {shown} itself"
-        self.unread.append((run.line, problem))
+        self.unread.append(ScriptError(run.line, problem))
         return None
 
     def _commands(self, name: str, text: str, arguments: Sequence[Value], run: Run) -> list[Run]:
@@ -68,6 +68,6 @@ class Started:
             interpreter.run(read_script(text, run.line, [run.line] * (len(text) + 1)))
             return interpreter.state.runs
         except ScriptError as error:
-            raise ScriptError(error.line, f"{error.problem} (in {name}, read here)") from None
+            raise error.read_in(f" (in {name}, read here)") from None
         finally:
             interpreter.state = before

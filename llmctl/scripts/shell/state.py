@@ -21,14 +21,14 @@ class Run:
         words: the command and its arguments.
         environment: exported variables, and those set for this command alone.
         folder: in which the command runs; ``.`` is the one in which the script starts.
-        loops: variables of the ``for`` loops around the command, from outside in.
+        loops: variable of each ``for`` loop around the command, from outside in, with its value in this round.
     """
 
     line: int
     words: tuple[Value, ...]
     environment: Mapping[str, Value]
     folder: Value = ()
-    loops: tuple[str, ...] = ()
+    loops: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:

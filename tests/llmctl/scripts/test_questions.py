@@ -212,8 +212,50 @@ def test_a_user_chooses_a_round_of_a_loop(tmp_path: Path) -> None:
     text = f"for size in 1 2; do for LR in 3 4; do {LAUNCH} --lr $LR --seed $size; done; done"
     with pytest.raises(UsageError, match="in a loop over size and LR; a config has one: give one round with --arg LR="):
         read(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    assert error.value.message.endswith(
+        "\nalso: line 1: a training program starts here, in a loop over size; a config has one: "
+        "give one round with --arg size=VALUE, such as 1"
+    )
     found = read(tmp_path, text, {"LR": "4", "size": "2"})
     assert (found.sections["optimizer"]["lr"], found.sections["training"]["seed"]) == (4, 2)
+
+
+CHOSEN = "source ./params/$MODEL.sh\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (f"{LAUNCH} --lr $1 --min-lr $MIN\n{LAUNCH} --lr 2", "line 1: a training program starts here and in line 2; "),
+        (
+            f"for N in 7 8; do {LAUNCH} --seed $N --lr $1 --min-lr $MIN; done",
+            "line 1: a training program starts here, ",
+        ),
+        (
+            f"{LAUNCH} --lr $1 --min-lr $MIN --fp8-format hybrid",
+            "line 1: --fp8-format: fp8 training is not supported; ",
+        ),
+        (f"{CHOSEN}{LAUNCH} --lr $1 --min-lr $MIN $ONE", "line 1: $MODEL is not set; "),
+        (
+            f'X="--seed 1"; [ "$HOSTNAME" = a ] && X="--seed 2"\n{LAUNCH} --lr $1 --min-lr $MIN'.replace(
+                ".py", ".py $X"
+            ),
+            "line 1: $X depends on a condition on $HOSTNAME in line 1 ",
+        ),
+    ],
+)
+def test_a_choice_is_asked_for_with_what_the_script_needs_besides(text: str, first: str, tmp_path: Path) -> None:
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params/small.sh").write_text("ONE='--seed $OWN'")
+    (tmp_path / "params/large.sh").write_text("ONE='--seed 1'")
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    chosen, *others = error.value.message.split("\n")
+    assert chosen.startswith(f"train.sh, {first}")
+    # What only one of the files asks for is not certain to be needed.
+    assert [one.partition("--arg ")[2] for one in others] == ["1=VALUE", "MIN=VALUE"]
 
 
 def test_a_file_without_which_the_model_is_unknown_is_named(tmp_path: Path) -> None:
