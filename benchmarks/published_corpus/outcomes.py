@@ -18,7 +18,7 @@ from llmctl.scripts.import_script import import_script
 IMPORTED, REFUSED, CRASHED, SILENT = "imported", "refused", "crashed", "lost a file"
 MOST_ANSWERS = 12
 _LIMIT_S = 20
-_QUESTION = re.compile(r"--arg (?!NAME=)(\w+)=VALUE")
+_QUESTION = re.compile(r"--arg (?!NAME=)([\w-]+)=VALUE")
 _CHOICE = re.compile(r"--arg (\w+)=(\w+) trains this script")
 _VALUES = re.compile(r"beside the script one of ([^,\s]+)|=VALUE, such as (.+)")
 _SKIPPED_FILE = re.compile(r"^#\s+(?:source|\.) (\S+)", re.MULTILINE)

@@ -20,7 +20,10 @@ _SCRIPT = typer.Argument(
 )
 _OUTPUT = typer.Option(None, "--output", "-o", metavar="CONFIG", help="Config file to write. Default: standard output.")
 _GIVEN = typer.Option(
-    None, "--arg", metavar="NAME=VALUE", help="Variable that the script leaves open; 1=VALUE is $1. Repeatable."
+    None,
+    "--arg",
+    metavar="NAME=VALUE",
+    help="Variable that the script leaves open; 1=VALUE is $1, vocab-file=VALUE that flag. Repeatable.",
 )
 _RUN = typer.Option(False, "--run", help="Submit at once, as llmctl submit FILE does.")
 _CLUSTER = typer.Option(None, "--cluster", metavar="NAME", help="With --run: cluster.", autocompletion=complete_cluster)

@@ -45,7 +45,10 @@ _HF = _option(_WHAT, "--hf", "FOLDER", "Continue the pretraining of this Hugging
 _DATA = _option(_WHAT, "--data", "TEXT", "With --hf: .jsonl, .parquet or text files; text is cut at blank lines.")
 _SETTINGS = _option(_WHAT, "--set", "KEY=VALUE", "Set a key of the config; the value is YAML. Repeatable.")
 _SCRIPT_ARGUMENTS = _option(
-    _WHAT, "--arg", "NAME=VALUE", "Variable that a script leaves open; 1=VALUE is $1. Repeatable."
+    _WHAT,
+    "--arg",
+    "NAME=VALUE",
+    "Variable that a script leaves open; 1=VALUE is $1, vocab-file=VALUE that flag. Repeatable.",
 )
 _TORCHRUN = _switch(
     _WHAT, "--torchrun", "COMMAND is script.py ARGS or -m MODULE ARGS: torchrun starts it in every rank."

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from llmctl.scripts.errors import ScriptError
-from llmctl.scripts.shell.values import Missing, Value, missing_of, text_of
+from llmctl.scripts.shell.assigning import OPEN_PLACE
+from llmctl.scripts.shell.values import LEFT_OPEN, Missing, Value, missing_of, text_of
 
 UNKNOWN_TEXT = "1"
 """Stands for a value of which no part is known."""
@@ -63,3 +65,43 @@ def _group(words: Sequence[Value]) -> FlagGroup:
     missing = [chunk.missing for word in words for chunk in word if chunk.missing is not None]
     name, line = texts[0][2:].partition("=")[0], words[0][0].line
     return FlagGroup(name, tuple(texts), line, missing[0] if missing else None, tuple(missing[1:]))
+
+
+def name_open_values(
+    groups: Sequence[FlagGroup], given: Mapping[str, str], variables: Collection[str]
+) -> list[FlagGroup]:
+    """The flags, in which a value that is open and that no variable holds has the flag's own name, or the user's value.
+
+    Args:
+        groups: the flags.
+        given: by --arg; a value of several words gives several, as a variable without quotes does.
+        variables: names of the script's variables, which no flag takes.
+    """
+    return [group if group.name in variables else _named(group, given) for group in groups]
+
+
+def _named(group: FlagGroup, given: Mapping[str, str]) -> FlagGroup:
+    nameless = [missing for missing in (group.missing, *group.further) if missing is not None and not missing.name]
+    written = OPEN_PLACE.search(_values(group))
+    if not nameless and written is None:
+        if group.name in given and "-" in group.name:
+            raise ScriptError(group.line, f"--arg {group.name}: the script has a value for this flag; leave it out")
+        return group
+    if group.name in given:
+        return replace(group, words=(f"--{group.name}", *given[group.name].split()), missing=None, further=())
+    first = nameless[0] if nameless else Missing(group.line, written[0] if written else "", LEFT_OPEN)
+    named = [one for one in (group.missing, *group.further) if one is not None and one.name]
+    words = (
+        group.words if written is None else (f"--{group.name}", *OPEN_PLACE.sub(UNKNOWN_TEXT, _values(group)).split())
+    )
+    return replace(group, words=words, missing=replace(first, name=group.name), further=tuple(named))
+
+
+def _values(group: FlagGroup) -> str:
+    _, equals, value = group.words[0].partition("=")
+    return " ".join([value, *group.words[1:]] if equals else group.words[1:])
+
+
+def is_open_flag(text: str, name: str) -> bool:
+    """True if a script may leave a value of the flag ``name`` open."""
+    return re.search(rf"--{re.escape(name)}[\s=](?:(?!\s--).)*?(<[A-Za-z]|\$\(|`)", text, re.DOTALL) is not None

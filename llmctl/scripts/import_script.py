@@ -15,7 +15,7 @@ from llmctl.scripts.beside import FilesBeside, unread_files
 from llmctl.scripts.config_text import render_config
 from llmctl.scripts.directives import JobWord, folder_of, read_directives
 from llmctl.scripts.errors import ScriptError, all_problems
-from llmctl.scripts.flag_group import FlagGroup, group_flags
+from llmctl.scripts.flag_group import FlagGroup, group_flags, name_open_values
 from llmctl.scripts.flag_meaning import FlagMeaning, architecture_of, line_of, open_split_files, questions, read_flags
 from llmctl.scripts.folder_meaning import bind, put_folder
 from llmctl.scripts.idle_flags import drop_idle
@@ -37,7 +37,7 @@ from trainer.planning.build_config import build_config
 
 _MAX_BYTES = 1_000_000
 _MOST_ARGUMENTS = 16
-_GIVEN = re.compile(r"([A-Za-z_]\w*|[1-9]\d*)=(.*)", re.DOTALL)
+_GIVEN = re.compile(r"([A-Za-z_][\w-]*|[1-9]\d*)=(.*)", re.DOTALL)
 
 
 class _EndsEarly(ScriptError):
@@ -72,7 +72,7 @@ def parse_given(arguments: Sequence[str]) -> dict[str, str]:
         match = _GIVEN.fullmatch(argument)
         if match is None:
             raise UsageError(
-                f"--arg {argument}: give NAME=VALUE for a variable, or 1=VALUE for the script's argument $1"
+                f"--arg {argument}: give NAME=VALUE for a variable or a flag, or 1=VALUE for the script's argument $1"
             )
         found[match[1]] = match[2]
     return found
@@ -191,7 +191,8 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
         place = path.parent / name
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
-    groups, asking_fp8 = divide_fp8(group_flags(bind(launch.arguments, launch.folder), launch.line), given)
+    groups = name_open_values(group_flags(bind(launch.arguments, launch.folder), launch.line), given, state.variables)
+    groups, asking_fp8 = divide_fp8(groups, given)
     ask(questions(groups), text)
     groups = open_split_files(groups, file_text)
     flags = read_flags(groups, file_text)

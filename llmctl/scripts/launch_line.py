@@ -22,9 +22,10 @@ from llmctl.scripts.launch_words import (
     RANKS_PER_NODE,
     Launcher,
 )
+from llmctl.scripts.shell.assigning import OPEN_PLACE
 from llmctl.scripts.shell.folders import below
 from llmctl.scripts.shell.state import Run
-from llmctl.scripts.shell.values import Chunk, Value, missing_of, plain, text_of
+from llmctl.scripts.shell.values import LEFT_OPEN, Chunk, Value, missing_of, plain, text_of
 from llmctl.site.job import parse_nodes
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?|pypy3?")
@@ -34,6 +35,7 @@ _SHELL_FILE = re.compile(r".*\.(sh|bash)")
 _PYTHON_FILE = re.compile(r".*\.py")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SELF_DECIDED = "llmctl and the cluster's profile decide this"
+_OPEN_MOUNTS = f"{LEFT_OPEN}; folders are mounted with --set job.mounts=[HOST:CONTAINER]"
 _MAX_LAYERS = 20
 
 
@@ -219,9 +221,7 @@ def _note(launcher: Launcher, key: str, option: str, values: list[Value], found:
     elif meaning == IMAGE:
         _image(value, option, found)
     elif meaning == MOUNTS:
-        mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in text_of(value).split(",") if mount]
-        if missing_of(value) is None:
-            found.words.append(JobWord(line, shown, "mounts", mounts))
+        found.words += _mounts(value, shown, line)
     elif meaning == EXCLUDE:
         found.words.append(excluded_nodes(line, shown, [] if missing_of(value) else parse_nodes(text_of(value))))
     elif meaning == FOLDER:
@@ -234,6 +234,14 @@ def _note(launcher: Launcher, key: str, option: str, values: list[Value], found:
             found.environment[name] = _after(value, len(name) + 1)
     else:
         found.words.append(JobWord(line, shown, reason=_SELF_DECIDED))
+
+
+def _mounts(value: Value, shown: str, line: int) -> list[JobWord]:
+    text = text_of(value)
+    if OPEN_PLACE.search(text):
+        return [JobWord(line, shown, reason=_OPEN_MOUNTS, is_told=True)]
+    mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in text.split(",") if mount]
+    return [JobWord(line, shown, "mounts", mounts)] if missing_of(value) is None else []
 
 
 def _image(value: Value, option: str, found: LaunchLine) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from llmctl.scripts.errors import ScriptError, all_problems
+from llmctl.scripts.flag_group import is_open_flag
 from llmctl.scripts.precision_meaning import GIVEN
 
 _USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
@@ -90,6 +91,8 @@ def check_given(given: Mapping[str, str], texts: Sequence[str], used: Collection
     """
     for name in given:
         if name == TRAINING_LINE or name in used or any(_mentions(text, name) for text in texts):
+            continue
+        if any(is_open_flag(text, name) for text in texts):
             continue
         if name.isdigit():
             raise ScriptError(0, f"--arg {name}: the script uses no arguments, not ${name} or $@; leave it out")

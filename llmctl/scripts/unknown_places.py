@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmctl.scripts.flag_group import UNKNOWN_TEXT, FlagGroup
+from llmctl.scripts.shell.values import LEFT_OPEN, Missing
 from trainer.config.sections.checkpoint import PARTIAL_STARTS
 
 _JOB_IDS = tuple(
@@ -65,8 +66,13 @@ def _unknown_folder(groups: Sequence[FlagGroup]) -> tuple[str, ...]:
     save, load = named.get("save"), named.get("load")
     if save is None or save.missing is None or any(key.replace("_", "-") in named for key in PARTIAL_STARTS):
         return ()
-    is_start = load is not None and (load.words[1:] != save.words[1:] or load.missing != save.missing)
+    is_start = load is not None and (load.words[1:] != save.words[1:] or not _same(load.missing, save.missing))
     return () if is_start else save.words[1:]
+
+
+def _same(one: Missing | None, other: Missing) -> bool:
+    """True if two unknown parts stand for one text: the same part, or the same place that the script leaves open."""
+    return one == other or (one is not None and one.why == other.why == LEFT_OPEN and one.what == other.what)
 
 
 def _unknown_place(group: FlagGroup) -> str:

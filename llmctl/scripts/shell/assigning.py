@@ -12,7 +12,7 @@ from llmctl.scripts.shell.syntax import Assignment, Parameter, Word
 from llmctl.scripts.shell.values import LEFT_OPEN, Chunk, Missing, Value, absent, missing_of, named_after, text_of
 
 # Not `<eod>` and other tokens of a vocabulary.
-_OPEN = re.compile(
+OPEN_PLACE = re.compile(
     r"(<[A-Za-z](?=[^<>\n]*(?: |path|dir|file|your|name|data|model|account|project))[^<>\n]*[^\s<>]>)", re.IGNORECASE
 )
 
@@ -42,7 +42,7 @@ def assign(
     is_own = any(isinstance(part, Parameter) and (part.name, part.operator) == (name, "") for part in parts)
     if before is None and is_own and expansion.outside(name, assignment.line) is None:
         state.variables[name] = ()  # ARGS="${ARGS} --flag" begins with nothing
-    value = named_after(_opened(expansion.text(assignment.value), name), name)
+    value = _named(_opened(expansion.text(assignment.value), name), name)
     if name in given and missing_of(value) is not None:
         return
     if assignment.index is not None:
@@ -58,13 +58,18 @@ def _opened(value: Value, name: str) -> Value:
 
     Of several words, such as flags, the variable's name alone would not say which one is open.
     """
-    if re.search(r"\s", _OPEN.sub("", text_of(value))):
+    if re.search(r"\s", OPEN_PLACE.sub("", text_of(value))):
         return value
     return tuple(part for chunk in value for part in (_parts(chunk, name) if chunk.missing is None else [chunk]))
 
 
+def _named(value: Value, name: str) -> Value:
+    """The value of an assignment; beside whole flags, an unknown part has not the variable's name, but the flag's."""
+    return value if re.search(r"(^|\s)--\w", text_of(value)) else named_after(value, name)
+
+
 def _parts(chunk: Chunk, name: str) -> list[Chunk]:
-    texts = _OPEN.split(chunk.text)
+    texts = OPEN_PLACE.split(chunk.text)
     return [
         absent(Missing(chunk.line, text, LEFT_OPEN, name))[0] if place % 2 else replace(chunk, text=text)
         for place, text in enumerate(texts)
@@ -77,7 +82,9 @@ def _put_items(assignment: Assignment, expansion: Expansion, number: Callable[[s
     name, state = assignment.name, expansion.state
     assert assignment.items is not None
     if not any(place is not None for place in assignment.places) and name not in state.keys:
-        items = [named_after(word, name) for word in expansion.words(assignment.items)]
+        items = expansion.words(assignment.items)
+        has_flags = any(text_of(word).startswith("--") for word in items)
+        items = items if has_flags else [named_after(word, name) for word in items]
         there = state.variables.get(name, [])
         there = there if isinstance(there, list) else [there]
         state.variables[name] = [*there, *items] if assignment.appends else items

@@ -23,18 +23,50 @@ def test_a_token_of_a_vocabulary_is_no_open_place(tmp_path: Path) -> None:
     assert config_of(script, tmp_path).data.tokenizer_special_tokens == ["<eod>"]
 
 
-def test_a_place_among_flags_has_no_name(tmp_path: Path) -> None:
-    script = f'OPTIONS="--vocab-file <PATH TO vocab.json> --split 1,0,0"\nsh -c "{TRAIN} $OPTIONS"'
-    with pytest.raises(
-        UsageError, match="line 1: --vocab-file: <PATH TO vocab.json> .*; write the value into the script"
-    ):
+@pytest.mark.parametrize(
+    "written",
+    [
+        f'OPTIONS="--vocab-file <PATH TO vocab.json> --split 1,0,0"\nsh -c "{TRAIN} $OPTIONS"',
+        f'OPTIONS="--vocab-file <PATH TO vocab.json> --split 1,0,0"\n{TRAIN} $OPTIONS',
+        f'\n{TRAIN} --vocab-file "<PATH TO vocab.json>" --split 1,0,0',
+        f"\n{TRAIN} --vocab-file=<your_vocab> --split 1,0,0",
+        f'OPTIONS="--vocab-file $(find . -name vocab.json) --split 1,0,0"\n{TRAIN} $OPTIONS',
+        f"OPTIONS=(--vocab-file $(find . -name vocab.json) --split 1,0,0)\n{TRAIN} ${{OPTIONS[@]}}",
+    ],
+)
+def test_an_open_value_among_flags_is_asked_for_by_the_name_of_its_flag(written: str, tmp_path: Path) -> None:
+    script = written.replace("--mock-data --tokenizer-type NullTokenizer", "--data-path a --merge-file m")
+    with pytest.raises(UsageError, match=r"line [12]: --vocab-file: .*; give the value with --arg vocab-file=VALUE$"):
         read(script, tmp_path)
+    data = config_of(script, tmp_path, **{"vocab-file": "v.json"}).data
+    assert (data.vocab_file, data.split) == ("v.json", "1,0,0")
+    with pytest.raises(UsageError, match="--arg merge-file: the script neither uses nor sets merge-file"):
+        config_of(script, tmp_path, **{"merge-file": "m"})
+
+
+def test_a_value_by_a_flags_name_is_its_whole_value(tmp_path: Path) -> None:
+    script = f"{TRAIN.replace('--mock-data', '--data-path 0.3 <PATH TO A> 0.7 <PATH TO B>')} --lr-decay-style cosine"
+    assert config_of(script, tmp_path, **{"data-path": "1 a 2 b 3 c"}).data.data_path == ["1", "a", "2", "b", "3", "c"]
+    # A variable of the script is no flag.
+    script = f"seed=7\n{TRAIN} --seed <your data seed> --log-interval $seed"
+    with pytest.raises(UsageError, match="--seed: <your data seed> .*; write the value into the script"):
+        read(script, tmp_path)
+    with pytest.raises(UsageError, match="--arg lr-decay-style: the script has a value for this flag; leave it out"):
+        config_of(f"{TRAIN} --lr-decay-style cosine\nX=$(a)", tmp_path, **{"lr-decay-style": "linear"})
+
+
+def test_open_folders_of_checkpoints_and_mounts_are_told(tmp_path: Path) -> None:
+    launch = TRAIN.replace("torchrun", "srun --container-mounts '<FOLDERS TO MOUNT>' torchrun")
+    found = read(f"{launch} --save <PATH TO CHECKPOINTS> \\\n --load <PATH TO CHECKPOINTS>", tmp_path)
+    assert [remark.partition(": ")[0] for remark in found.remarks] == ["line 1", "line 1"]
+    assert "give --arg save=VALUE for another place" in found.remarks[1]
+    assert "checkpoint" not in found.sections and "mounts" not in found.sections["job"]
 
 
 def test_a_given_value_stays_where_the_script_adds_what_nobody_knows(tmp_path: Path) -> None:
     script = f'ARGS=(--seed 7)\nARGS="${{ARGS[@]}} --data-path $(python3 find.py)"\n{TRAIN} $ARGS'
     with pytest.raises(
-        UsageError, match=r"line 2: --data-path: \$\(python3 find.py\) is never executed; .*--arg ARGS=VALUE"
+        UsageError, match=r"line 2: --data-path: \$\(python3 find.py\) is never executed; .*--arg data-path=VALUE"
     ):
         read(script, tmp_path)
     assert config_of(script, tmp_path, ARGS="--seed 8").training.seed == 8
