@@ -3,7 +3,8 @@
 Rank order: tp fastest, then cp, dp, pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that communicate most
 share a node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. On request pp comes before dp. Experts are divided
 over groups of ep neighbours within dp x cp; the (dp x cp) / ep ranks of the other direction hold copies of the same
-experts. The mesh is arithmetic only; ``build_process_groups`` communicates.
+experts. Whole experts are divided within tp x cp x dp instead (Megatron-LM's expert_tensor_parallel_size 1; Liu et al.
+2025, arXiv:2504.14960, section 3.2). The mesh is arithmetic only; ``build_process_groups`` communicates.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class ParallelMesh:
     """Axis sizes of a job and the coordinates of this rank.
 
     Attributes:
-        ep: number of ranks within dp x cp over which the experts of a layer are divided.
+        ep: number of ranks over which the experts of a layer are divided.
+        whole_experts: True if each expert is whole on its rank, and tp ranks hold different experts or copies; False if
+            tp divides every expert.
         kv_copies: number of consecutive tp ranks that hold the same key and value heads; above 1 if tp exceeds the
             number of these heads.
         loss_pp_rank: coordinate on the pipeline axis of the rank with the LM head, as a negative index; -1 is the last
@@ -54,6 +57,7 @@ class ParallelMesh:
     loss_pp_rank: int = -1
     tied_table: bool = True
     pp_before_dp: bool = False
+    whole_experts: bool = False
 
     @classmethod
     def build(cls, config: TrainConfig, rank: int, world_size: int) -> Self:
@@ -73,6 +77,7 @@ class ParallelMesh:
             kv_copies=copies_of_groups(config.model.query_groups, parallel.tensor_model_parallel_size),
             loss_pp_rank=pipeline_placement(config).last_rank - parallel.pipeline_model_parallel_size,
             tied_table=not config.model.untie_embeddings_and_output_weights or config.model.mtp_num_layers > 0,
+            whole_experts=parallel.has_whole_experts,
             pp_before_dp=parallel.rank_order == "tp-cp-ep-pp-dp",
             rank=rank,
         )
@@ -121,19 +126,38 @@ class ParallelMesh:
         return self.cp_rank + self.cp * self.dp_rank
 
     @property
+    def expert_tp(self) -> int:
+        """Number of tp ranks that divide an expert."""
+        return 1 if self.whole_experts else self.tp
+
+    @property
+    def _expert_place(self) -> int:
+        """Index among the ranks that divide the experts of a layer or hold copies of them."""
+        return self.tp_rank + self.tp * self.data_rank if self.whole_experts else self.data_rank
+
+    @property
+    def _expert_places(self) -> int:
+        return self.tp * self.data_size if self.whole_experts else self.data_size
+
+    @property
     def ep_rank(self) -> int:
         """Index among the ranks over which the experts of a layer are divided."""
-        return self.data_rank % self.ep
+        return self._expert_place % self.ep
 
     @property
     def expert_dp(self) -> int:
         """Number of ranks that hold the same experts."""
-        return self.data_size // self.ep
+        return self._expert_places // self.ep
 
     @property
     def expert_dp_rank(self) -> int:
         """Index among the ranks that hold the same experts."""
-        return self.data_rank // self.ep
+        return self._expert_place // self.ep
+
+    @property
+    def copies_experts_as_dense(self) -> bool:
+        """True if the ranks that hold the same dense parameters are those that hold the same experts."""
+        return self.ep == 1 and self.expert_tp == self.tp
 
     def copies(self, is_expert: bool) -> int:
         """Number of ranks that hold the same expert or dense parameters as this rank."""
@@ -182,13 +206,21 @@ class ParallelMesh:
     @property
     def ep_ranks(self) -> tuple[int, ...]:
         """Ranks over which the experts of a layer are divided, including this rank."""
-        first = self.data_rank - self.ep_rank
-        return self._data_ranks(range(first, first + self.ep))
+        first = self._expert_place - self.ep_rank
+        return self._expert_ranks(range(first, first + self.ep))
 
     @property
     def expert_dp_ranks(self) -> tuple[int, ...]:
         """Ranks that hold the same experts, including this rank."""
-        return self._data_ranks(range(self.ep_rank, self.data_size, self.ep))
+        return self._expert_ranks(range(self.ep_rank, self._expert_places, self.ep))
+
+    def _expert_ranks(self, places: range) -> tuple[int, ...]:
+        if not self.whole_experts:
+            return self._data_ranks(places)
+        return tuple(
+            self.at(self.tp_ranks[place % self.tp])._data_ranks(range(place // self.tp, place // self.tp + 1))[0]
+            for place in places
+        )
 
     def _data_ranks(self, places: range) -> tuple[int, ...]:
         first = self.rank - self.tp * self.cp_rank - self._dp_step * self.dp_rank
@@ -233,8 +265,8 @@ class ProcessGroups:
         cp: ranks with chunks of the same sequences.
         dp_cp: ranks with the same dense parameters, over which their gradients are summed.
         ep: ranks over which the experts of a layer are divided.
-        expert_dp: ranks with the same experts, over which their gradients are summed. Without expert parallelism it is
-            the same group as ``dp_cp``, which saves a communicator with its buffers; all ranks issue the messages of
+        expert_dp: ranks with the same experts, over which their gradients are summed. Where all ranks of ``dp_cp`` hold
+            the same experts it is the same group, which saves a communicator with its buffers; all ranks issue the messages of
             both in one order, as buckets or units. Other axes with equal members still have separate groups: a layer's
             messages (tp, cp, ep, pp) would otherwise queue behind pending gradients.
         pp: ranks of the pipeline, for messages to later ranks; with gloo for all messages.
@@ -306,7 +338,7 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta, high_priority: 
             mine[axis] = group
     if has_tags and "pp" in mine:
         mine["pp_up"] = mine["pp"]
-    if mesh.ep == 1 and "dp_cp" in mine:
+    if mesh.copies_experts_as_dense and "dp_cp" in mine:
         mine["expert_dp"] = mine["dp_cp"]
     return ProcessGroups(**mine)
 
@@ -327,7 +359,7 @@ def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tupl
     Groups with one member are left out.
     """
     for axis in (field.name for field in fields(ProcessGroups)):
-        if (axis == "pp_up" and has_tags) or (axis == "expert_dp" and mesh.ep == 1):
+        if (axis == "pp_up" and has_tags) or (axis == "expert_dp" and mesh.copies_experts_as_dense):
             continue
         attribute = "pp_ranks" if axis == "pp_up" else f"{axis}_ranks"
         groups = dict.fromkeys(getattr(mesh.at(rank), attribute) for rank in range(mesh.world_size))

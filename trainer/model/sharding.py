@@ -71,7 +71,7 @@ class ParameterLayout:
     global_shape: tuple[int, ...]
     """Shape of the undivided tensor; vocabulary tables with their padding."""
     tp_dim: int | None
-    """Dim that is divided over tp; None if every tp rank holds the whole tensor."""
+    """Dim that is divided over tp; None if every tp rank holds the whole tensor, or whole experts."""
     partial_over_tp: bool
     """Replicated, but each tp rank sees only a part of the parameter's inputs: the gradient is summed over tp."""
     tied_over_stages: bool
@@ -101,7 +101,9 @@ class ParameterLayout:
 
         If other tp ranks hold the same key and value heads, these heads are the last box.
         """
-        owns = mesh.tp_rank == 0 or self.tp_dim is not None
+        # The tp ranks with copies of a whole expert count as its copies along dp.
+        is_whole = self.is_expert and mesh.whole_experts
+        owns = mesh.tp_rank == 0 or self.tp_dim is not None or is_whole
         owns = owns and (mesh.is_first_stage or not self.tied_over_stages)
         if self.has_kv_copies(mesh):
             assert self.packed_heads is not None
@@ -260,6 +262,7 @@ class ParameterBuilder:
             std: as in ``weight``.
             tp_dim: dim of ``shape`` divided over tp.
         """
+        tp_dim = None if self.mesh.whole_experts else tp_dim
         layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
         one = replace(layout, global_shape=shape[1:], tp_dim=None if tp_dim is None else tp_dim - 1, is_expert=False)
         count = shape[0] // self.mesh.ep
@@ -289,11 +292,12 @@ class ParameterBuilder:
         valid_rows: int | None = None,
     ) -> nn.Parameter:
         """A bias or norm weight without weight decay; all entries start at ``value``, which padding needs to be 0."""
+        is_whole = is_expert and self.mesh.whole_experts
         layout = ParameterLayout(
             name=self.prefix + name,
             global_shape=shape,
-            tp_dim=tp_dim,
-            partial_over_tp=self._is_partial(partial_over_tp, on_sequence_shard),
+            tp_dim=None if is_whole else tp_dim,
+            partial_over_tp=not is_whole and self._is_partial(partial_over_tp, on_sequence_shard),
             tied_over_stages=False,
             is_matrix=False,
             valid_rows=valid_rows,

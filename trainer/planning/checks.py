@@ -141,7 +141,7 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
     """
     parallel = config.parallel
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
-    pp, ep = parallel.pipeline_model_parallel_size, parallel.expert_model_parallel_size
+    pp = parallel.pipeline_model_parallel_size
     if world_size % (tp * cp * pp):
         with_cp = f" x CP {cp}" if cp > 1 else ""
         raise ConfigError(
@@ -150,13 +150,10 @@ def check_world_size(config: TrainConfig, world_size: int) -> None:
             f"that fit: {'; '.join(_nearest_layouts(config, world_size)) or 'none; use another number of ranks'}",
         )
     dp = config.data_parallel_size(world_size)
-    # Experts are divided over the ranks of dp and cp, which hold copies of everything else.
-    if dp * cp % ep:
-        raise ConfigError(
-            "parallel.expert_model_parallel_size",
-            f"{ep} does not divide DP {dp} x CP {cp} = {dp * cp}, over which experts are divided; use one of "
-            f"{divisors(math.gcd(dp * cp, config.model.num_experts or 1))}",
-        )
+    if parallel.expert_model_parallel_size > 1:
+        from trainer.planning.expert_checks import check_expert_ranks
+
+        check_expert_ranks(config, dp)
     if config.logging.profile_steps is not None:
         from trainer.planning.parallel_checks import check_profile_ranks
 
@@ -200,7 +197,8 @@ def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
 
     near = nearest_layouts(world_size, (tp, cp, pp), fits)
     # If no layout fits ep, show the others: the check of ep reports the problem once the rest fits.
-    near = [layout for layout in near if world_size // (layout[0] * layout[2]) % ep == 0] or near
+    not_over = 1 if parallel.has_whole_experts else None
+    near = [one for one in near if world_size // ((not_over or one[0]) * one[2]) % ep == 0] or near
     is_given = training.global_batch_size is not None or training.step_batch_size_schedule is not None
     batch_size, micro_batch_size = config.global_batch_size(1) if is_given else None, training.micro_batch_size
     # Prefer layouts that divide the global batch: any other would be refused by the next check.

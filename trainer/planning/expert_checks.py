@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from trainer.config.errors import ConfigError
@@ -161,4 +162,27 @@ def check_expert_keys(config: TrainConfig) -> None:
         raise ConfigError(
             "parallel.expert_model_parallel_size",
             f"{ep} does not divide model.num_experts {model.num_experts}; use one of {divisors(model.num_experts)}",
+        )
+
+
+def check_expert_ranks(config: TrainConfig, dp: int) -> None:
+    """Refuse expert parallelism that does not divide the ranks over which experts may be divided.
+
+    Those hold copies of everything else; whole experts are divided over the ranks of tp too.
+
+    Args:
+        config: with tp, pp and cp that divide the world.
+        dp: number of replicas.
+
+    Raises:
+        ConfigError: names the sizes that fit.
+    """
+    parallel, ep = config.parallel, config.parallel.expert_model_parallel_size
+    places, cp = dp * parallel.expert_places, parallel.context_parallel_size
+    if places % ep:
+        with_tp = f"TP {parallel.tensor_model_parallel_size} x " if parallel.has_whole_experts else ""
+        raise ConfigError(
+            "parallel.expert_model_parallel_size",
+            f"{ep} does not divide {with_tp}DP {dp} x CP {cp} = {places}, over which experts are divided; use one of "
+            f"{divisors(math.gcd(places, config.model.num_experts or 1))}",
         )

@@ -168,8 +168,8 @@ IMPOSSIBLE: Rows = (
     ),
     (
         "parallel.expert_tensor_parallel_size",
-        lambda c: c.parallel.expert_tensor_parallel_size not in (None, c.parallel.tensor_model_parallel_size),
-        "must equal parallel.tensor_model_parallel_size; leave it out",
+        lambda c: c.parallel.expert_tensor_parallel_size not in (None, 1, c.parallel.tensor_model_parallel_size),
+        "must be 1, or parallel.tensor_model_parallel_size, which is the default",
     ),
     (
         "model.moe_router_topk",

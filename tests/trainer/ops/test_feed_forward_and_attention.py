@@ -99,7 +99,7 @@ def test_experts_with_and_without_recompute(activation: dict[str, bool], recompu
     rows, offsets = HIDDEN.flatten(0, 1), [0, 7, 7, 18]
     found = []
     for kernels in (NATIVE, Kernels()):
-        experts = Experts(config, builder(kernels), TensorParallel(), recompute and kernels is NATIVE)
+        experts = Experts(config, builder(kernels), 1, recompute and kernels is NATIVE)
         leaf = rows.clone().requires_grad_()
         output = experts(leaf, offsets)
         output.backward(rows)

@@ -212,6 +212,8 @@ class Case:
     cp: int = 1
     dp: int = 1
     ep: int = 1
+    whole: bool = False
+    """Experts are not divided over tp."""
     sp: bool = False
     cp_comm: str = "p2p"
     schedule: str = "1f1b"
@@ -291,6 +293,7 @@ class Case:
                     "pipeline_model_parallel_size": self.pp,
                     "context_parallel_size": self.cp,
                     "expert_model_parallel_size": self.ep,
+                    "expert_tensor_parallel_size": 1 if self.whole else None,
                     "cp_comm_type": self.cp_comm,
                     "rank_order": self.order,
                     "sequence_parallel": self.sp,

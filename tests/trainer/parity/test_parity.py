@@ -16,6 +16,7 @@ from tests.trainer.parity.covering_array import (
     FURTHER_TOKENS,
     MAX_ROWS,
     SIXTEEN_BIT,
+    WHOLE_EXPERTS,
     WIDER_MESHES,
     case_of,
     committed,
@@ -33,7 +34,7 @@ ROWS = committed()
 CASES = [case_of(row) for row in ROWS]
 
 
-@pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS, *CHUNKED_LOSS], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS, *CHUNKED_LOSS, *WHOLE_EXPERTS], ids=str)
 def test_loss_gradients_and_steps_equal_the_serial_run(ranks, serials, case):
     found = compare(ranks, serials, case)
     assert not problems(case, found), str(found)

@@ -8,7 +8,7 @@ from trainer.config.sections.section import Section
 
 
 class ParallelConfig(Section):
-    """Parallel layout: world size = tp x pp x cp x dp; ep divides dp x cp."""
+    """Parallel layout: world size = tp x pp x cp x dp; ep divides dp x cp, and with whole experts tp x dp x cp."""
 
     tensor_model_parallel_size: PositiveInt = 1
     """Ranks that share each layer (tp)."""
@@ -21,7 +21,8 @@ class ParallelConfig(Section):
     expert_model_parallel_size: PositiveInt = 1
     """Ranks that share the experts of a layer (ep)."""
     expert_tensor_parallel_size: PositiveInt | None = None
-    """Must equal tensor_model_parallel_size, which is also the default."""
+    """Ranks that share each expert: tensor_model_parallel_size, the default, or 1. With 1 each expert is whole on its
+    rank, and ep also spans the ranks of tp, which then route different tokens: larger products, and fewer messages."""
     rank_order: Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"] = "tp-cp-ep-dp-pp"
     """Axes from neighbouring ranks to distant ones. With pp before dp a pipeline is on neighbouring ranks, and messages
     of gradients cross nodes. Results are the same, and checkpoints can be loaded with either order."""
@@ -60,6 +61,16 @@ class ParallelConfig(Section):
     a layer before its gradients'. Only with NCCL; the result is the same."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0.0, le=525_600.0)
     """Timeout of collectives in minutes, after which a rank fails; at most a year."""
+
+    @property
+    def has_whole_experts(self) -> bool:
+        """True if tp ranks hold different experts, each whole, or copies of them."""
+        return self.expert_tensor_parallel_size == 1 and self.tensor_model_parallel_size > 1
+
+    @property
+    def expert_places(self) -> int:
+        """Ranks of a replica over which experts may be divided."""
+        return self.context_parallel_size * (self.tensor_model_parallel_size if self.has_whole_experts else 1)
 
     @property
     def zero_stage(self) -> int:

@@ -29,7 +29,6 @@ from trainer.model.recompute import forget
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
     from trainer.model.sharding import ParameterBuilder
-    from trainer.model.tensor_parallel.collectives import TensorParallel
 
 
 class GroupedWeightGradientAccumulator(Protocol):
@@ -123,20 +122,20 @@ class GroupedLinear(nn.Module):
 class Experts(nn.Module):
     """Rows [R, H] -> [R, H] through this rank's E/e experts.
 
-    Each expert has F/t inner channels; the results are partial sums over tp.
+    Each expert has F/t inner channels, and the results are partial sums over tp; or it is whole.
     """
 
     def __init__(
-        self, model: ModelConfig, builder: ParameterBuilder, tp: TensorParallel, recompute_activation: bool = False
+        self, model: ModelConfig, builder: ParameterBuilder, divided: int, recompute_activation: bool = False
     ):
-        """Build the experts; with ``recompute_activation`` backward recomputes the input of fc2."""
+        """Build experts that ``divided`` tp ranks divide; with ``recompute_activation`` backward recomputes the input of fc2."""
         super().__init__()
         assert model.num_experts is not None
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)
         self._is_linear = model.disable_bias_linear
         self._recompute_activation = recompute_activation
-        # Every tp rank adds its share of the bias: the outputs are summed over tp later.
-        self._bias_share = 1.0 / tp.size
+        # Every such rank adds its share of the bias: the outputs are summed over tp later.
+        self._bias_share = 1.0 / divided
         hidden, ffn, experts = model.hidden_size, model.expert_ffn_size, model.num_experts
         inner = (2, ffn) if model.is_gated else (ffn,)  # gate, then up
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")

@@ -8,6 +8,10 @@ through, including the shared expert. The router's weights multiply these partia
 last bias they multiply the input of the experts' last matrix product instead. So between
 *f* and *g* every gradient is a partial sum over tp: the gradient of the tokens, which f completes, and the gradient of
 the router's weight.
+
+With whole experts every tp rank still routes all tokens, so that losses and capacity are those of any layout, but
+brings only its own T/t to the experts, on ranks of any tp. Their results need no sum over tp: under sequence
+parallelism they are its shard already, and otherwise the sum only puts the ranks' tokens together.
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ class MoE(nn.Module):
         self._kernels = builder.kernels
         self.router = Router(model, builder.under("router"), axes.cp)
         self.numbers = RouterNumbers(model, builder)
-        self.experts = Experts(model, builder.under("experts"), axes.tp, recompute_activation)
+        divided = 1 if axes.ep.whole_experts else axes.tp.size
+        self.experts = Experts(model, builder.under("experts"), divided, recompute_activation)
         self.shared_expert: MLP | None = None
         if model.moe_shared_expert_intermediate_size is not None:
             self.shared_expert = MLP(
@@ -80,8 +85,29 @@ class MoE(nn.Module):
         routing: Routing = self.router(tokens, forward_pass.limits_experts)
         weights = self._with_losses(routing, whole.shape[1], forward_pass.aux_loss_scale)
         kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
+        if not self._axes.ep.whole_experts:
+            routed = self._through_experts(tokens, routing.experts, weights, kept)
+            return self._summed(whole, routed.view(whole.shape), needs_values, adds_bias)
+        own = self._own_tokens(len(tokens))
+        mine = (routing.experts[own], weights[own], None if kept is None else kept[own])
+        routed = self._through_experts(tokens[own], *mine)
+        if self._axes.tp.sequence_parallel:
+            return self._beside(whole, routed.view(hidden.shape), needs_values, adds_bias)
+        # The sum over tp puts the parts together.
+        padded = F.pad(routed, (0, 0, own.start, len(tokens) - own.stop))
+        return self._summed(whole, padded.view(whole.shape), needs_values, adds_bias)
+
+    def _own_tokens(self, count: int) -> slice:
+        """The tokens that this tp rank brings to whole experts; under sequence parallelism those of its shard."""
+        tp = self._axes.tp
+        return slice(count * tp.rank // tp.size, count * (tp.rank + 1) // tp.size)
+
+    def _through_experts(
+        self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, kept: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[T, H] from tokens [T, H], their experts and weights [T, K]. Collective: all ep ranks."""
         dispatch = Dispatch.plan(
-            routing.experts,
+            experts,
             kept,
             self._num_experts,
             self._axes.ep,
@@ -91,17 +117,29 @@ class MoE(nn.Module):
         # If the experts multiply by the weights themselves, backward does not need their outputs.
         row_weights = weights_to_experts(weights, dispatch) if self.experts.takes_weights else None
         outputs = self.experts(rows, dispatch.offsets, row_weights)
-        combined = from_experts(outputs, weights if row_weights is None else None, dispatch, self._kernels)
-        combined = combined.view(whole.shape)
+        return from_experts(outputs, weights if row_weights is None else None, dispatch, self._kernels)
+
+    def _summed(self, whole: torch.Tensor, routed: torch.Tensor, needs_values: bool, adds_bias: bool) -> torch.Tensor:
+        """The sum over tp of partial sums [S, B, H], with those of the shared expert: one f and one g serve both."""
         if self.shared_expert is None:
-            return reduce_partial_sums(combined, self._axes.tp, needs_values)
-        # The shared expert's partial sums are added first: one f and one g serve both.
+            return reduce_partial_sums(routed, self._axes.tp, needs_values)
+        combined = routed + self._shared_partial(whole, needs_values)
+        summed = reduce_partial_sums(combined, self._axes.tp, needs_values)
+        return self.shared_expert.fc2.add_bias(summed) if adds_bias else summed
+
+    def _beside(self, whole: torch.Tensor, routed: torch.Tensor, needs_values: bool, adds_bias: bool) -> torch.Tensor:
+        """Finished sums [S/t, B, H], with the shared expert's."""
+        if self.shared_expert is None:
+            return routed
+        summed = routed + reduce_partial_sums(self._shared_partial(whole, needs_values), self._axes.tp, needs_values)
+        return self.shared_expert.fc2.add_bias(summed) if adds_bias else summed
+
+    def _shared_partial(self, whole: torch.Tensor, needs_values: bool) -> torch.Tensor:
+        assert self.shared_expert is not None
         gate = self.shared_expert_gate
         # The backward of the gate reads the values that it multiplies.
         shared = self.shared_expert(whole, needs_values or gate is not None, inside_tp_region=True)
-        combined = combined + (shared if gate is None else shared * torch.sigmoid(F.linear(whole, gate)))
-        summed = reduce_partial_sums(combined, self._axes.tp, needs_values)
-        return self.shared_expert.fc2.add_bias(summed) if adds_bias else summed
+        return shared if gate is None else shared * torch.sigmoid(F.linear(whole, gate))
 
     def _with_losses(self, routing: Routing, batch_size: int, scale: float) -> torch.Tensor:
         if scale == 0.0 or not torch.is_grad_enabled():
