@@ -266,9 +266,9 @@ class ProcessGroups:
         dp_cp: ranks with the same dense parameters, over which their gradients are summed.
         ep: ranks over which the experts of a layer are divided.
         expert_dp: ranks with the same experts, over which their gradients are summed. Where all ranks of ``dp_cp`` hold
-            the same experts it is the same group, which saves a communicator with its buffers; all ranks issue the messages of
-            both in one order, as buckets or units. Other axes with equal members still have separate groups: a layer's
-            messages (tp, cp, ep, pp) would otherwise queue behind pending gradients.
+            the same experts it is the same group, which saves a communicator with its buffers; all ranks issue the
+            messages of both in one order, as buckets or units. Other axes with equal members still have separate
+            groups: a layer's messages (tp, cp, ep, pp) would otherwise queue behind pending gradients.
         pp: ranks of the pipeline, for messages to later ranks; with gloo for all messages.
         pp_up: ranks of the pipeline, for messages to earlier ranks, so that on a backend without tags a send never
             queues behind a receive. The same group as ``pp`` with gloo.

@@ -99,6 +99,7 @@ def layout(world_size, **keys):
         "pp": "pipeline_model_parallel_size",
         "cp": "context_parallel_size",
         "ep": "expert_model_parallel_size",
+        "etp": "expert_tensor_parallel_size",
         "zero": "data_parallel_sharding_strategy",
         "chunks": "num_virtual_stages_per_pipeline_rank",
     }
@@ -130,6 +131,8 @@ EXPERT_LAYOUTS = {
     "ep2 zero3": layout(4, ep=2, zero=PARAMS),
     "pp2 ep2": layout(4, pp=2, ep=2),
     "ep4 zero2": layout(4, ep=4, zero=GRADS),
+    "tp2 whole ep4": layout(4, tp=2, ep=4, etp=1, zero=OPTIM),
+    "tp4 whole ep2": layout(4, tp=4, ep=2, etp=1),
 }
 FAMILIES = {"dense": (DENSE, LAYOUTS), "experts": (EXPERTS, EXPERT_LAYOUTS)}
 CELLS = [(family, name) for family, (_, layouts) in FAMILIES.items() for name in layouts]

@@ -30,6 +30,11 @@ LAYOUTS = {
     "pp2": {"pipeline_model_parallel_size": 2},
     "cp2": {"context_parallel_size": 2},
     "ep2": {"expert_model_parallel_size": 2},
+    "tp2 whole ep2": {
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+    },
     "zero1": {"use_distributed_optimizer": True},
     "zero3": {"data_parallel_sharding_strategy": "optim_grads_params"},
     "ep2 zero3": {"expert_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim_grads_params"},

@@ -22,6 +22,9 @@ SIZES = [
     {"tp": 1, "pp": 2, "dp": 3, "cp": 4, "ep": 6},
     {"tp": 2, "pp": 3, "dp": 3, "cp": 2, "ep": 6, "pp_before_dp": True},
     {"tp": 1, "pp": 2, "dp": 4, "cp": 2, "ep": 4, "pp_before_dp": True},
+    {"tp": 2, "pp": 2, "dp": 3, "cp": 2, "ep": 4, "whole_experts": True},
+    {"tp": 4, "pp": 2, "dp": 2, "ep": 2, "whole_experts": True, "pp_before_dp": True},
+    {"tp": 2, "pp": 1, "dp": 2, "ep": 1, "whole_experts": True},
 ]
 
 
@@ -48,7 +51,8 @@ def meshes_of(sizes):
 def test_coordinates_and_ranks_are_one_to_one(sizes):
     meshes = meshes_of(sizes)
     assert len({(mesh.tp_rank, mesh.cp_rank, mesh.dp_rank, mesh.pp_rank) for mesh in meshes}) == len(meshes)
-    assert len({(mesh.tp_rank, mesh.ep_rank, mesh.expert_dp_rank, mesh.pp_rank) for mesh in meshes}) == len(meshes)
+    of_expert = {(mesh.tp_rank % mesh.expert_tp, mesh.ep_rank, mesh.expert_dp_rank, mesh.pp_rank) for mesh in meshes}
+    assert len(of_expert) == len(meshes)
     for mesh in meshes:
         for is_expert, members in ((False, mesh.dp_cp_ranks), (True, mesh.expert_dp_ranks)):
             assert mesh.copies(is_expert) == len(members)
@@ -67,7 +71,7 @@ def test_each_axis_divides_the_world(sizes):
         "cp": meshes[0].cp,
         "dp_cp": data,
         "ep": meshes[0].ep,
-        "expert_dp": data // meshes[0].ep,
+        "expert_dp": data * meshes[0].tp // meshes[0].expert_tp // meshes[0].ep,
         "pp": meshes[0].pp,
     }
     for axis, size in expected.items():

@@ -125,6 +125,8 @@ WHOLE_EXPERTS = (
     Case("mixtral", tp=2, ep=2, whole=True, sp=True, micro_batches=2),
     Case("mixtral", tp=2, ep=2, whole=True, micro_batches=2, steps="adam"),
     Case("mixtral", tp=2, ep=1, whole=True, sp=True, micro_batches=2),
+    Case("mixtral", tp=2, ep=1, whole=True, zero=1, micro_batches=2),
+    Case("mixtral", tp=2, ep=2, whole=True, zero=3, micro_batches=2),
     Case("mixtral", tp=4, ep=2, whole=True, sp=True, recompute="moe", micro_batches=2),
     Case("mixtral", tp=2, dp=2, ep=2, whole=True, sp=True, zero=1, micro_batches=2, steps="adam"),
     Case("mixtral", tp=2, dp=2, ep=4, whole=True, zero=3, micro_batches=2),

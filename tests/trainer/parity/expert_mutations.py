@@ -27,6 +27,20 @@ def expert_sum_dropped() -> AbstractContextManager[object]:
     return _experts_summed_over(None)
 
 
+def copies_on_other_tp_ranks_not_summed() -> AbstractContextManager[object]:
+    """Whole experts keep the gradient of the tokens that their own tp rank brought."""
+    return _experts_summed_over("dp_cp")
+
+
+def tokens_of_the_first_tp_rank() -> AbstractContextManager[object]:
+    """Every tp rank brings the same tokens to whole experts."""
+
+    def first(self: Any, count: int) -> slice:
+        return slice(0, count // self._axes.tp.size)
+
+    return mock.patch.object(layer.MoE, "_own_tokens", first)
+
+
 @contextmanager
 def _experts_summed_over(axis: str | None) -> Iterator[None]:
     build = gradient_buckets.GradientBuckets.__init__

@@ -212,8 +212,7 @@ class Case:
     cp: int = 1
     dp: int = 1
     ep: int = 1
-    whole: bool = False
-    """Experts are not divided over tp."""
+    whole: bool = False  # experts are not divided over tp
     sp: bool = False
     cp_comm: str = "p2p"
     schedule: str = "1f1b"
@@ -225,14 +224,12 @@ class Case:
     micro_batches: int = 4
     precision: str = "fp32"
     order: str = "tp-cp-ep-dp-pp"
-    steps: str = "sgd"
-    """Of OPTIMIZERS."""
+    steps: str = "sgd"  # of OPTIMIZERS
     moments: str = "fp32"
     gradients: str = "fp32"
     remainders: bool = False
     """With Adam: dtypes of moments and main gradients, and only remainders of the masters beside the weights."""
-    layers: int = 3
-    """No multiple of the number of stages; 5 or 7 where there are more stages."""
+    layers: int = 3  # no multiple of the number of stages; 5 or 7 where there are more stages
 
     def __post_init__(self) -> None:
         stages = self.pp * self.chunks

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.planning.refused_combinations import CP, EP, MOE, PER_STAGE, PP, REFUSED, SHARDING, TP, VIRTUAL
+from tests.trainer.planning.refused_combinations import CP, EP, ETP, MOE, PER_STAGE, PP, REFUSED, SHARDING, TP, VIRTUAL
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
 from trainer.planning.architecture_checks import OF_BERT
@@ -122,6 +122,15 @@ def test_experts_divide_over_the_data_ranks(cp: int, world_size: int, valid: str
     assert error.key == f"parallel.{EP}"
     assert f"4 does not divide DP {world_size // cp} x CP {cp} = {world_size}" in error.problem
     assert f"use one of {valid}" in error.problem
+
+
+def test_whole_experts_divide_over_tp_too() -> None:
+    one = build(parallel={TP: 4, EP: 4, ETP: 1}, model=MOE)
+    for world_size in (4, 8, 12):
+        check_world_size(one, world_size)
+    error = refusal(build(parallel={TP: 2, EP: 4, ETP: 1}, model=MOE), 6)
+    assert "4 does not divide TP 2 x DP 3 x CP 1 = 6" in error.problem and "use one of 1, 2" in error.problem
+    assert refusal(build(parallel={TP: 4, EP: 4}, model=MOE), 4).key == f"parallel.{EP}"
 
 
 def test_nearest_layouts_also_fit_the_experts() -> None:

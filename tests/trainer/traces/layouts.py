@@ -114,6 +114,12 @@ LAYOUTS = {
     "cp2-a2a": Layout({}, {_CP: 2, "cp_comm_type": "a2a"}, 2, (0, 1)),
     "moe": Layout(EXPERTS, {}),
     "moe-ep4": Layout(EXPERTS, {"expert_model_parallel_size": 4}, 4, (0, 3)),
+    "moe-tp2-whole-ep4": Layout(
+        EXPERTS,
+        {_TP: 2, "sequence_parallel": True, "expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1},
+        4,
+        (0, 3),
+    ),
     "mtp": Layout({"mtp_num_layers": 1}, {}),
     "documents": Layout({}, {}, batch="documents"),
     "bert": Layout(

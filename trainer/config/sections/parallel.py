@@ -68,9 +68,19 @@ class ParallelConfig(Section):
         return self.expert_tensor_parallel_size == 1 and self.tensor_model_parallel_size > 1
 
     @property
+    def expert_tp(self) -> int:
+        """Ranks that divide an expert."""
+        return 1 if self.has_whole_experts else self.tensor_model_parallel_size
+
+    @property
+    def expert_shares(self) -> int:
+        """Parts of a micro-batch's tokens that different tp ranks bring to the experts."""
+        return self.tensor_model_parallel_size // self.expert_tp
+
+    @property
     def expert_places(self) -> int:
-        """Ranks of a replica over which experts may be divided."""
-        return self.context_parallel_size * (self.tensor_model_parallel_size if self.has_whole_experts else 1)
+        """Ranks of a replica and pipeline rank over which experts may be divided."""
+        return self.context_parallel_size * self.expert_shares
 
     @property
     def zero_stage(self) -> int:

@@ -125,10 +125,8 @@ class Experts(nn.Module):
     Each expert has F/t inner channels, and the results are partial sums over tp; or it is whole.
     """
 
-    def __init__(
-        self, model: ModelConfig, builder: ParameterBuilder, divided: int, recompute_activation: bool = False
-    ):
-        """Build experts that ``divided`` tp ranks divide; with ``recompute_activation`` backward recomputes the input of fc2."""
+    def __init__(self, model: ModelConfig, builder: ParameterBuilder, divided: int, recompute_activation: bool = False):
+        """Build experts that ``divided`` tp ranks divide; for ``recompute_activation`` see the mixture of experts."""
         super().__init__()
         assert model.num_experts is not None
         self._activation = FeedForwardActivation(model, builder.kernels, builder.device)

@@ -138,7 +138,7 @@ class MoE(nn.Module):
         assert self.shared_expert is not None
         gate = self.shared_expert_gate
         # The backward of the gate reads the values that it multiplies.
-        shared = self.shared_expert(whole, needs_values or gate is not None, inside_tp_region=True)
+        shared: torch.Tensor = self.shared_expert(whole, needs_values or gate is not None, inside_tp_region=True)
         return shared if gate is None else shared * torch.sigmoid(F.linear(whole, gate))
 
     def _with_losses(self, routing: Routing, batch_size: int, scale: float) -> torch.Tensor:

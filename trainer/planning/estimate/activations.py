@@ -84,13 +84,14 @@ def _without_output(config: TrainConfig, inner: int) -> int:
 
 def _expert_bytes(config: TrainConfig, tokens: int, size: int) -> tuple[int, int]:
     """Bytes of the inner channels of all experts, and of their inputs and outputs."""
-    model, tp = config.model, config.parallel.tensor_model_parallel_size
-    load = EXPERT_LOAD if config.parallel.expert_model_parallel_size > 1 else 1.0
+    model, parallel = config.model, config.parallel
+    tp = parallel.tensor_model_parallel_size
+    load = EXPERT_LOAD if parallel.expert_model_parallel_size > 1 else 1.0
     if model.moe_expert_capacity_factor is not None:
         load = min(load, model.moe_expert_capacity_factor)
-    rows = int(tokens * model.moe_router_topk * load)
+    rows = int(tokens * model.moe_router_topk * load) // parallel.expert_shares
     per_unit = 3 if model.is_gated else 2
-    inner = rows * per_unit * (model.expert_ffn_size // tp) * size
+    inner = rows * per_unit * (model.expert_ffn_size // parallel.expert_tp) * size
     if model.moe_shared_expert_intermediate_size:
         inner += tokens * per_unit * (model.moe_shared_expert_intermediate_size // tp) * size
     return inner, 2 * rows * model.hidden_size * size

@@ -43,17 +43,19 @@ _UNSET: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of tensor, context, pipeline, expert and data parallelism."""
+    """Sizes of tensor, context, pipeline, expert and data parallelism; ``whole``: tp does not divide an expert."""
 
     tp: int
     cp: int
     pp: int
     ep: int
     dp: int
+    whole: bool = False
 
     def __str__(self) -> str:
         more = f" cp {self.cp}" if self.cp > 1 else ""
         more += f" ep {self.ep}" if self.ep > 1 else ""
+        more += " whole experts" if self.whole else ""
         return f"tp {self.tp} pp {self.pp}{more} dp {self.dp}"
 
 
@@ -193,14 +195,14 @@ class _Bounds:
                         "optimizer.optimizer_cpu_offload": offload,
                     }
                     own = unchecked(self.config, values)
-                    updated = parameters.total / (copies if stage else 1)
+                    updated = parameters.shard(own, self.world) if stage else parameters.total
                     words = [f"ZeRO-{stage}"] if copies > 1 else []
                     words += [f"recompute {recompute}"] if recompute else []
                     words += ["optimizer in CPU memory"] if offload else []
                     yield Candidate(
                         seconds
                         + optimizer_seconds(own, updated, device)
-                        + exposed_seconds(own, parameters.total, hidden, count, self.world, self.links),
+                        + exposed_seconds(own, parameters, hidden, count, self.world, self.links),
                         _SAFE * (sum(state_bytes(own, parameters, self.world)) + kept + self.others),
                         mesh,
                         table,
@@ -228,9 +230,11 @@ def _meshes(config: TrainConfig, world: int, per_node: int) -> Iterator[Mesh]:
             for pp in range(1, min(_MOST_STAGES, model.num_layers) + 1):
                 if world % (tp * cp * pp):
                     continue
-                for ep in experts:
-                    if world // (tp * pp) % ep == 0:
-                        yield Mesh(tp, cp, pp, ep, world // (tp * cp * pp))
+                dp = world // (tp * cp * pp)
+                yield from (Mesh(tp, cp, pp, ep, dp) for ep in experts if dp * cp % ep == 0)
+                # On one expert rank they would only be copies.
+                wider = (ep for ep in experts if ep > 1 and world // pp % ep == 0) if tp > 1 else ()
+                yield from (Mesh(tp, cp, pp, ep, dp, whole=True) for ep in wider)
 
 
 def _mesh_keys(mesh: Mesh) -> dict[str, Any]:
@@ -240,6 +244,7 @@ def _mesh_keys(mesh: Mesh) -> dict[str, Any]:
         "parallel.context_parallel_size": mesh.cp,
         "parallel.pipeline_model_parallel_size": mesh.pp,
         "parallel.expert_model_parallel_size": mesh.ep,
+        "parallel.expert_tensor_parallel_size": 1 if mesh.whole else None,
     }
 
 

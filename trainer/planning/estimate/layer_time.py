@@ -146,22 +146,23 @@ def _attention_products(config: TrainConfig) -> Iterator[_Product]:
 
 
 def _feed_forward_products(config: TrainConfig, layer: int) -> Iterator[_Product]:
-    model, tokens = config.model, tokens_per_rank(config)
+    model, parallel, tokens = config.model, config.parallel, tokens_per_rank(config)
+    tp = parallel.tensor_model_parallel_size
     if not model.is_moe_layer(layer):
-        yield from _unit_products(config, tokens, model.ffn_size)
+        yield from _unit_products(config, tokens, model.ffn_size // tp)
         return
-    experts, ep = model.num_experts or 1, config.parallel.expert_model_parallel_size
+    experts, ep = model.num_experts or 1, parallel.expert_model_parallel_size
     load = min(_BUSIEST, model.moe_expert_capacity_factor or _BUSIEST) if ep > 1 else 1.0
-    routed = tokens * model.moe_router_topk * load
+    routed = tokens * model.moe_router_topk * load / parallel.expert_shares
     own = experts // ep
-    yield from _unit_products(config, routed / own, model.expert_ffn_size, own)
+    yield from _unit_products(config, routed / own, model.expert_ffn_size // parallel.expert_tp, own)
     yield _Product(tokens, model.hidden_size, experts)
     if model.moe_shared_expert_intermediate_size:
-        yield from _unit_products(config, tokens, model.moe_shared_expert_intermediate_size)
+        yield from _unit_products(config, tokens, model.moe_shared_expert_intermediate_size // tp)
 
 
-def _unit_products(config: TrainConfig, rows: float, width: int, count: int = 1) -> Iterator[_Product]:
-    model, own = config.model, width // config.parallel.tensor_model_parallel_size
+def _unit_products(config: TrainConfig, rows: float, own: int, count: int = 1) -> Iterator[_Product]:
+    model = config.model
     yield _Product(rows, model.hidden_size, (2 if model.is_gated else 1) * own, count)
     yield _Product(rows, own, model.hidden_size, count)
 
@@ -212,14 +213,16 @@ def _message_seconds(config: TrainConfig, layer: int, links: Links) -> float:
     stream = tokens_per_rank(config) * model.hidden_size * element_bytes(config)
     message = 0.0
     if tp > 1:
-        # A gather and a sum around attention and around the feed-forward part.
-        message += 4 * links.collective(stream * (tp - 1) / tp, links.group((tp, 1)))
+        # A gather and a sum around attention and around the feed-forward part; whole experts need no sum.
+        shared = model.moe_shared_expert_intermediate_size is not None
+        is_summed = not (parallel.has_whole_experts and parallel.sequence_parallel and model.is_moe_layer(layer))
+        message += (4 if is_summed or shared else 3) * links.collective(stream * (tp - 1) / tp, links.group((tp, 1)))
     if cp > 1 and parallel.cp_comm_type == "a2a":
         sent = 2 * tokens_per_rank(config) * (model.num_attention_heads + model.query_groups) * model.head_dim / tp
         message += links.exchange(sent * element_bytes(config) * (cp - 1) / cp, links.group((cp, tp)))
     if parallel.expert_model_parallel_size > 1 and model.is_moe_layer(layer):
         group = expert_group(config, links)
-        sent = stream * model.moe_router_topk / tp * (group.size - 1) / group.size
+        sent = stream * model.moe_router_topk / parallel.expert_shares * (group.size - 1) / group.size
         message += 2 * links.exchange(sent, group)
     return message
 
@@ -246,8 +249,9 @@ def expert_group(config: TrainConfig, links: Links) -> RankGroup:
         parallel.context_parallel_size,
         parallel.expert_model_parallel_size,
     )
-    inner = min(cp, ep)
-    return links.group((inner, tp), (ep // inner, replica_distance(config)))
+    near = min(parallel.expert_shares, ep)
+    inner = min(cp, ep // near)
+    return links.group((near, 1), (inner, tp), (ep // near // inner, replica_distance(config)))
 
 
 def replica_distance(config: TrainConfig) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer.planning.estimate.activations import backward_bytes, element_bytes, stage_bytes, tokens_per_rank
 from trainer.planning.estimate.devices import GPU_OVERHEAD, Overhead
-from trainer.planning.estimate.parameters import RankParameters, parameters_of_ranks
+from trainer.planning.estimate.parameters import RankParameters, copies_of, parameters_of_ranks
 from trainer.planning.kernel_choice import requested_backends
 from trainer.planning.parts import block
 from trainer.planning.parts.embedding import word_width
@@ -192,8 +192,7 @@ def _own_loss_bytes(config: TrainConfig, vocab_size: int) -> int:
 def state_bytes(config: TrainConfig, own: RankParameters, world_size: int) -> tuple[int, int, int]:
     """Bytes of weights, main gradients and optimizer state on the device."""
     parallel, optimizer = config.parallel, config.optimizer
-    copies = config.data_parallel_size(world_size) * parallel.context_parallel_size
-    expert_copies = max(1, copies // parallel.expert_model_parallel_size)
+    copies, expert_copies = copies_of(config, world_size)
     shard = -(-own.dense // copies) + -(-own.experts // expert_copies)
     size = element_bytes(config)
     moments = sum(map(optimizer.moment_bytes, optimizer.moments))

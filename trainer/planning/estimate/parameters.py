@@ -36,6 +36,18 @@ class RankParameters:
         """All elements."""
         return self.dense + self.experts
 
+    def shard(self, config: TrainConfig, world_size: int) -> float:
+        """Elements that a rank keeps of those that its copies hold too, if they share them evenly."""
+        copies, of_experts = copies_of(config, world_size)
+        return self.dense / copies + self.experts / of_experts
+
+
+def copies_of(config: TrainConfig, world_size: int) -> tuple[int, int]:
+    """Ranks with the same dense parameters, and ranks with the same experts."""
+    parallel = config.parallel
+    copies = config.data_parallel_size(world_size) * parallel.context_parallel_size
+    return copies, max(1, copies * parallel.expert_shares // parallel.expert_model_parallel_size)
+
 
 def layer_parameters(config: TrainConfig, layer: int) -> tuple[int, int]:
     """Elements of one layer on a tp rank: those of all ranks, and those of its experts."""
@@ -49,14 +61,14 @@ def layer_parameters(config: TrainConfig, layer: int) -> tuple[int, int]:
         per_head = model.qk_layernorm_scope == "head"
         dense += sum(norm.parameters(model, part) for part in ((width,) * 2 if per_head else _all_heads(config)))
     if not model.is_moe_layer(layer):
-        return dense + _feed_forward(config, model.ffn_size), 0
+        return dense + _feed_forward(config, model.ffn_size, tp), 0
     count = model.num_experts or 0
     dense += (hidden + model.moe_router_bias) * count
     if model.moe_shared_expert_intermediate_size:
-        dense += _feed_forward(config, model.moe_shared_expert_intermediate_size)
+        dense += _feed_forward(config, model.moe_shared_expert_intermediate_size, tp)
         dense += hidden * model.moe_shared_expert_gate
-    experts = count // config.parallel.expert_model_parallel_size * _feed_forward(config, model.expert_ffn_size)
-    return dense, experts
+    each = _feed_forward(config, model.expert_ffn_size, config.parallel.expert_tp)
+    return dense, count // config.parallel.expert_model_parallel_size * each
 
 
 def _all_heads(config: TrainConfig) -> tuple[int, int]:
@@ -64,9 +76,9 @@ def _all_heads(config: TrainConfig) -> tuple[int, int]:
     return model.num_attention_heads // tp * model.head_dim, max(1, model.query_groups // tp) * model.head_dim
 
 
-def _feed_forward(config: TrainConfig, ffn: int) -> int:
+def _feed_forward(config: TrainConfig, ffn: int, tp: int) -> int:
     model = config.model
-    own = ffn // config.parallel.tensor_model_parallel_size
+    own = ffn // tp
     inner = own * (2 if model.is_gated else 1)
     biases = 0 if model.disable_bias_linear else inner + model.hidden_size
     return model.hidden_size * (inner + own) + biases

@@ -16,7 +16,7 @@ from trainer.planning.estimate.devices import HOST_BANDWIDTH, HOST_LINK, MEMORY_
 from trainer.planning.estimate.layer_time import BACKWARD, head_seconds, host_seconds, layer_time, replica_distance
 from trainer.planning.estimate.links import Links, RankGroup
 from trainer.planning.estimate.memory import micro_batches_of, schedule_of
-from trainer.planning.estimate.parameters import parameters_of_ranks
+from trainer.planning.estimate.parameters import RankParameters, copies_of, parameters_of_ranks
 from trainer.planning.parts import block
 from trainer.planning.pipeline import pipeline_placement, pipeline_schedule, virtual_stages_per_rank
 from trainer.planning.schedule import Action, ActionKind, PipelineSchedule, Timeline, timeline
@@ -69,13 +69,13 @@ def step_time(
     sent = tokens_per_rank(config) * config.model.hidden_size * element_bytes(config) / shards
     latency = links.message(sent, _pp_step(config, world_size)) if placement.pp > 1 else 0.0
     times = timeline(schedule, duration, latency=latency)
-    own = max(each.total for each in parameters_of_ranks(config, vocab_size))
+    own = max(parameters_of_ranks(config, vocab_size), key=lambda each: each.total)
     hidden = Hidden(
         max(each[ActionKind.FORWARD] for each in durations), max(each[ActionKind.BACKWARD] for each in durations)
     )
     exposed = exposed_seconds(config, own, hidden, schedule.num_micro_batches, world_size, links)
-    copies = config.data_parallel_size(world_size) * parallel.context_parallel_size
-    return StepTime(times, exposed, optimizer_seconds(config, own / (copies if parallel.zero_stage else 1), device))
+    updated = own.shard(config, world_size) if parallel.zero_stage else own.total
+    return StepTime(times, exposed, optimizer_seconds(config, updated, device))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Hidden:
 
 
 def exposed_seconds(
-    config: TrainConfig, own: float, hidden: Hidden, micro_batches: int, world_size: int, links: Links
+    config: TrainConfig, own: RankParameters, hidden: Hidden, micro_batches: int, world_size: int, links: Links
 ) -> float:
     """Seconds of the messages of data parallelism that no computing hides.
 
@@ -100,11 +100,11 @@ def exposed_seconds(
         links: between them.
     """
     parallel = config.parallel
-    copies = config.data_parallel_size(world_size) * parallel.context_parallel_size
+    copies, _ = copies_of(config, world_size)
     if copies == 1:
         return 0.0
     group = _copies_group(config, world_size, links)
-    others, size = own * (copies - 1) / copies, element_bytes(config)
+    others, size = own.total - own.shard(config, world_size), element_bytes(config)
     if parallel.zero_stage >= 2:
         # A unit is a layer.
         units = max(1, config.model.num_layers // parallel.pipeline_model_parallel_size)
@@ -114,7 +114,7 @@ def exposed_seconds(
         both = _left(gather, hidden.forward, units) + _left(reduce + gather, hidden.backward, units)
         return micro_batches * both
     bucket = parallel.ddp_bucket_size or max(_BUCKET, _BUCKET_OF_RANK * copies)
-    count = max(1, ceil(own / bucket))
+    count = max(1, ceil(own.total / bucket))
     # Interleaved virtual stages begin and end one after the other, each for pp micro-batches.
     chunks = virtual_stages_per_rank(config) if pipeline_schedule(config) == "interleaved" else 1
     stages = parallel.pipeline_model_parallel_size * (chunks - 1) + 1

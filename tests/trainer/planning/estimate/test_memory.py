@@ -65,6 +65,11 @@ def tiny(
             {TP: 2, PP: 2, "sequence_parallel": True, "expert_model_parallel_size": 2},
             8,
         ),
+        (
+            {**EXPERTS, "moe_shared_expert_intermediate_size": 16},
+            {TP: 2, "expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1},
+            4,
+        ),
     ],
 )
 def test_parameters_of_every_rank_are_exact(model: dict[str, Any], parallel: dict[str, Any], world_size: int) -> None:

@@ -11,6 +11,7 @@ from tests.trainer.planning.estimate.published_layouts import PUBLISHED
 from trainer.config.errors import ConfigError
 from trainer.config.train_config import TrainConfig
 from trainer.planning.build_config import build_config
+from trainer.planning.checks import check_world_size
 from trainer.planning.estimate.candidates import candidates
 from trainer.planning.estimate.devices import DEVICES, GIB
 from trainer.planning.estimate.layer_time import layer_time
@@ -118,6 +119,25 @@ def test_only_experts_wait_for_the_busiest_rank() -> None:
     computing = [each.forward - each.messages / 2 for each in (alone, among)]
     # The experts take 1.2 times as long; with all products so, the layer would take 1.15 times as long.
     assert 1.06 * computing[0] < computing[1] < 1.14 * computing[0]
+
+
+def test_whole_experts_send_each_token_once() -> None:
+    links = Links(8, DEVICES["H100"])
+    tp, parallel = {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {"expert_model_parallel_size": 4}
+    divided, whole = (
+        layer_time(experts(**tp, **parallel, expert_tensor_parallel_size=size), 0, links) for size in (2, 1)
+    )
+    assert 0.45 * divided.messages < whole.messages < 0.75 * divided.messages
+    assert whole.forward < divided.forward
+
+
+def test_the_search_knows_whole_experts() -> None:
+    found = [one for one in candidates(experts(), VOCABULARY, Links(8, DEVICES["H100"]), 8) if one.mesh.whole]
+    assert {one.mesh.ep for one in found if one.mesh.tp == 8} == {2, 4, 8}
+    assert all(one.values["parallel.expert_tensor_parallel_size"] == 1 for one in found)
+    assert "whole experts" in str(found[0])
+    built = changed(experts(), found[0].values)
+    check_world_size(built, 8)
 
 
 def plan_of(training: dict[str, Any], optimizer: dict[str, Any]) -> RunPlan:

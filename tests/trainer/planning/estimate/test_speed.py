@@ -12,6 +12,7 @@ from trainer.planning.build_config import build_config
 from trainer.planning.estimate.devices import DEVICES
 from trainer.planning.estimate.layer_time import layer_time
 from trainer.planning.estimate.links import Links
+from trainer.planning.estimate.parameters import RankParameters
 from trainer.planning.estimate.plan import RunPlan, plan_run
 from trainer.planning.estimate.speed import Hidden, exposed_seconds
 
@@ -33,7 +34,7 @@ def config(model: dict[str, Any] | None = None, parallel: dict[str, Any] | None 
 
 def exposed(nodes: int, micro_batches: int = 1, hidden: Hidden = NOTHING, **parallel: Any) -> float:
     own = config(parallel=parallel)
-    return exposed_seconds(own, PARAMETERS, hidden, micro_batches, 8 * nodes, Links(8, H100))
+    return exposed_seconds(own, RankParameters(PARAMETERS, 0, 0), hidden, micro_batches, 8 * nodes, Links(8, H100))
 
 
 def plan(
