@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llmctl.scripts.errors import ScriptError
 from llmctl.scripts.shell.expansion import matches
-from llmctl.scripts.shell.values import Value, text_of
+from llmctl.scripts.shell.values import Value, is_of_a_pattern, text_of
 
 _FILE_TESTS = frozenset(
     ("-a", "-b", "-c", "-d", "-e", "-f", "-g", "-h", "-k", "-L", "-p", "-r", "-s", "-S", "-u", "-w", "-x")
@@ -139,7 +139,7 @@ class _Test:
 
     def _unary(self, operator: str, operand: Value) -> Truth:
         if operator in _FILE_TESTS:
-            return NO_FILE
+            return UNKNOWN if is_of_a_pattern(operand) else NO_FILE
         text = _known(operand)
         if text is None or operator in ("-t", "-o", "-v"):
             return unknown_by(operand)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -41,9 +41,11 @@ from llmctl.scripts.shell.syntax import (
     Word,
 )
 from llmctl.scripts.shell.values import (
+    OF_A_PATTERN,
     Missing,
     Value,
     absent,
+    is_pattern,
     missing_of,
     named_after,
     plain,
@@ -347,13 +349,18 @@ class Interpreter:
                 break
         return YES
 
+    def _items(self, loop: For) -> list[Value]:
+        """The words of a loop; the files that a pattern finds are one unknown word."""
+        if loop.name in self.world.given:
+            return [plain(self.world.given[loop.name], loop.line)]
+        words = self.expansion.words(loop.words) if loop.words is not None else list(self.state.positional or ())
+        pattern = Missing(loop.line, "", OF_A_PATTERN)
+        return [absent(replace(pattern, what=text_of(word))) if is_pattern(word) else word for word in words]
+
     def _rounds(self, loop: While | For | ForArithmetic) -> Iterator[bool]:
         """One item per round: True for a sure round; False if nobody knows the rounds."""
         if isinstance(loop, For):
-            words = self.expansion.words(loop.words) if loop.words is not None else list(self.state.positional or ())
-            if loop.name in self.world.given:
-                words = [plain(self.world.given[loop.name], loop.line)]
-            for word in words:
+            for word in self._items(loop):
                 self.state.variables[loop.name] = word
                 self._loops[-1] = (loop.name, text_of(word))
                 yield missing_of(word) is None

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 
 LEFT_OPEN = "is a place that the script leaves open"
 """Reason of a ``Missing`` for words such as ``<path to the data>``."""
+OF_A_PATTERN = "is the name of a file that only the job knows"
+"""Reason of a ``Missing`` for the files that a pattern finds, as in ``for file in data/*.bin``."""
+_PATTERN = re.compile(r"[*?]|\[[^\]]+\]")
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,16 @@ def _divide(chunk: Chunk, words: list[list[Chunk]]) -> None:
             words.append([])
         if part:
             words[-1].append(replace(chunk, text=part))
+
+
+def is_pattern(word: Value) -> bool:
+    """True for a word that the shell replaces with the names of files."""
+    return any(not chunk.quoted and chunk.missing is None and _PATTERN.search(chunk.text) for chunk in word)
+
+
+def is_of_a_pattern(value: Value) -> bool:
+    """True for a value with the unknown name of a file that a pattern finds."""
+    return any(chunk.missing is not None and chunk.missing.why == OF_A_PATTERN for chunk in value)
 
 
 def without_line_ends(value: Value) -> Value:

@@ -120,3 +120,16 @@ def test_all_open_parts_of_a_flag_are_asked_for_at_once(tmp_path: Path) -> None:
         read(script, tmp_path)
     assert "--arg ONE=VALUE" in error.value.message and "--arg TWO=VALUE" in error.value.message
     assert error.value.message.count("--data-path: ") == 2
+
+
+@pytest.mark.parametrize("found", ["/data/*_document.bin", "$FOLDER/part_?.bin", "/data/part_[0-9].bin"])
+def test_what_a_loop_over_files_makes_is_asked_for(found: str, tmp_path: Path) -> None:
+    script = f"""FOLDER=/data; DATA=""
+for file in {found}; do
+  if [ -f "$file" ]; then index="${{file%.bin}}.idx"; if [[ -f $index ]]; then DATA="$DATA 1 ${{file%.bin}}"; fi; fi
+done
+{TRAIN.replace("--mock-data", "--data-path $DATA")}"""
+    with pytest.raises(UsageError, match=r"line 2: --data-path: \$DATA depends on .*; give .* --arg DATA=VALUE"):
+        read(script, tmp_path)
+    assert config_of(script, tmp_path, DATA="1 a 2 b").data.data_path == ["1", "a", "2", "b"]
+    assert config_of(script.replace(f"in {found}", f'in "{found}"'), tmp_path, DATA="a").data.data_path == ["a"]
