@@ -241,13 +241,12 @@ def _variables(value: str) -> Iterator[_Found]:
 
 def _checked(line: int, shown: str, key: str, value: Any, reason: str) -> JobWord:
     if key == "ranks":
-        return JobWord(line, shown, "", value, reason)
+        return JobWord(line, shown, "", None if value is _WRONG else value, reason)
     if key == "exclude":
         return excluded_nodes(line, shown, value)
-    if key == "nodes" and value == 0:
-        return JobWord(
-            line, shown, reason="stands for a number that is given at the submission; give --nodes", is_told=True
-        )
+    is_open = value is _WRONG and key in _SUBMITTED and not re.search(r"\d", shown.split()[-1])
+    if is_open or (key == "nodes" and value == 0):
+        return JobWord(line, shown, reason=f"stands for {_SUBMITTED[key]}", is_told=True)
     if (
         key == "name"
         and not NAME.fullmatch(str(value))
@@ -268,6 +267,10 @@ def excluded_nodes(line: int, shown: str, nodes: list[str]) -> JobWord:
 
 
 _WRONG = object()
+_SUBMITTED = {
+    "nodes": "a number that is given at the submission; give --nodes",
+    "time": "a limit that is given at the submission; give --time",
+}
 
 
 def _count(text: str) -> Any:

@@ -54,6 +54,7 @@ from llmctl.scripts.shell.values import (
 from llmctl.scripts.shell.word_reader import read_quoted_text
 
 _STEPS, _DEPTH = 20_000, 20
+_SUBMITTING = ("sbatch", "qsub", "bsub")
 _STARTING = (["conda", "run"], ["mamba", "run"])
 _HARMLESS = frozenset(("mkdir", "echo", "printf", "chmod", "touch", "rm", "cp", "mv", "ln", "sleep", "ulimit", "trap"))
 
@@ -254,12 +255,21 @@ class Interpreter:
             return self.call(name, words[1:], command.line)
         if name == "cat":
             self.shell.write_file(command, words)
+        if name in _SUBMITTING and command.documents:
+            return self._submitted(command)
         environment = self.state.environment()
         for assignment in command.assignments:
             environment[assignment.name] = named_after(self.expansion.text(assignment.value), assignment.name)
         loops = tuple(loop for loop in self._loops if loop[0])
         self.state.runs.append(Run(command.line, tuple(words), environment, folder_of(self.state, line), loops))
         return YES if name.rpartition("/")[2] in _HARMLESS else UNKNOWN
+
+    def _submitted(self, command: Simple) -> Truth:
+        """Walk through a job's script that stands in this one: ``sbatch <<EOF``."""
+        before = self.state.copy()
+        self.shell.nested([self.expansion.text(command.documents[-1].content[0])], command.line)
+        self.state = self.state.with_variables_of(before)
+        return UNKNOWN
 
     def _chain(self, chain: Chain) -> Truth:
         result = self.command(chain.first)

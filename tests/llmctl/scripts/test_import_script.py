@@ -54,7 +54,7 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
             f"DATA=<Specify path>\n{TRAIN} --vocab-file $DATA",
             r"line 1: --vocab-file: <Specify path> is a place .*--arg DATA=VALUE",
         ),
-        (f"#SBATCH --time=soon\n{TRAIN}", r"line 1: #SBATCH --time soon: the number or time cannot be read"),
+        (f"#SBATCH --time=1h\n{TRAIN}", r"line 1: #SBATCH --time 1h: the number or time cannot be read"),
         (f"exit 1\n{TRAIN}", r"line 1: the script ends here before it trains"),
         ("f() { f; }\nf", r"line 1: f calls itself"),
         (f"{TRAIN} --deepspeed_config c.json\n", None),

@@ -180,3 +180,21 @@ def test_a_number_of_nodes_that_is_given_at_the_submission_is_told(tmp_path: Pat
     assert found.remarks == (
         "line 1: #SBATCH --nodes 0: stands for a number that is given at the submission; give --nodes",
     )
+
+
+def test_words_in_place_of_a_jobs_numbers_are_told(tmp_path: Path) -> None:
+    words = "#SBATCH --nodes=your_own_num_nodes\n#SBATCH --ntasks-per-node=your_tasks\n#SBATCH --time=your_own_time\n"
+    found = read(tmp_path, f"{words}{LAUNCH} --mock-data")
+    assert not found.sections["job"].keys() & {"nodes", "time"}
+    assert [remark.partition(": stands for ")[2] for remark in found.remarks] == [
+        "a number that is given at the submission; give --nodes",
+        "a limit that is given at the submission; give --time",
+    ]
+
+
+@pytest.mark.parametrize("end", ["EOF", "'EOF'"])
+def test_a_script_that_another_submits_from_its_own_text_is_read(end: str, tmp_path: Path) -> None:
+    start = "mkdir -p logs || { exit 1; }\nSEED=7" if end == "EOF" else "export SEED=7"
+    text = f"{start}\nsbatch --exclusive <<{end}\n#!/bin/bash\n#SBATCH --nodes=2\nINNER=1\n{LAUNCH} --mock-data"
+    found = read(tmp_path, f"{text} --seed $SEED\nEOF\necho $INNER")
+    assert (found.sections["job"]["nodes"], found.sections["training"]["seed"]) == (2, 7)
