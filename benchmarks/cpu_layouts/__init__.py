@@ -1,0 +1,1 @@
+"""Predicted memory and time of the trainer on CPU ranks, beside measured ones."""
