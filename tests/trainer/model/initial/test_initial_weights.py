@@ -44,6 +44,14 @@ def weights_of(model, tp=1, rank=0):
     return built.layouts, built.parameters, mesh
 
 
+def test_weights_that_are_loaded_next_are_not_drawn(monkeypatch):
+    monkeypatch.setattr(RandomMatrix, "_draw", None)
+    config = config_of(MODEL, {})
+    with lone_rank(config, 0, 1) as (mesh, groups):
+        built = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"), is_loaded=True)
+    assert all((weight == 0).all() for name, weight in built.parameters.items() if built.layouts[name].is_matrix)
+
+
 def matrices(model):
     layouts, parameters, _ = weights_of(model)
     return {name: value.detach() for name, value in parameters.items() if layouts[name].is_matrix}
