@@ -84,7 +84,9 @@ def questions(groups: Sequence[FlagGroup]) -> list[tuple[int, str]]:
                 _alone(group, FlagMeaning())
         except ScriptError as error:
             if group.missing is not None:
-                found.setdefault(group.missing.name or group.missing.what, (error.line, error.problem))
+                # A file that is read is told for each flag, beside the question for its folder.
+                key = group.name if _flag(group) in WEIGHTED_FILES else group.missing.name or group.missing.what
+                found.setdefault(key, (error.line, error.problem))
                 for other in group.further:
                     found.setdefault(other.name or other.what, (other.line, f"--{group.name}: {other.problem}"))
     return list(found.values())
@@ -100,7 +102,15 @@ def open_split_files(groups: Sequence[FlagGroup], file_text: Callable[[str], str
     Raises:
         ScriptError: a file is not here.
     """
-    return [_with_groups(group, file_text) for group in groups]
+    found, problems = list[FlagGroup](), list[tuple[int, str]]()
+    for group in groups:
+        try:
+            found.append(_with_groups(group, file_text))
+        except ScriptError as error:
+            problems.append((error.line, error.problem))
+    if problems:
+        raise all_problems(problems)
+    return found
 
 
 def _with_groups(group: FlagGroup, file_text: Callable[[str], str | None]) -> FlagGroup:
@@ -193,7 +203,8 @@ def _note_joint(meant: Sequence[FlagGroup], notes: Sequence[str], found: FlagMea
 def _alone(group: FlagGroup, found: FlagMeaning) -> dict[str, Any]:
     """Keys that one flag sets by itself; a flag that is wrong only by itself sets none."""
     if group.missing is not None and (_joint_keys(group) or _flag(group) in WEIGHTED_FILES):
-        raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}")
+        also = ", and put the file there, which is read" if _flag(group) in WEIGHTED_FILES else ""
+        raise ScriptError(group.missing.line, f"--{group.name}: {group.missing.problem}{also}")
     try:
         parsed = parse_command_line(group.words)
     except UsageError as error:

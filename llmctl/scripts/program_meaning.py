@@ -17,6 +17,7 @@ _NOT_FUSED_GELU = (
 )
 _ACTIVATION = "model.activation_func"
 _EXTRA_IDS, _T5_EXTRA_IDS = "data.vocab_extra_ids", 100
+_FULL_BY_METHOD = "--activations-checkpoint-method"
 _WORDPIECE = "BertWordPieceLowerCase"
 
 
@@ -27,6 +28,7 @@ def put_program(architecture: str, program: str, line: int, flags: FlagMeaning) 
     pretrain_t5.py asks for its sentinels, ``--vocab-extra-ids 100``, if they are left out. Its T5 (T5Model of
     megatron/core/models/T5) has a learned table of positions, LayerNorm and biases unless flags say otherwise, and a
     bias of the output layer with tied embeddings; neither the decoder's output nor dropout is as in T5 as published.
+    The Megatron-LM that has --activations-checkpoint-method has no granularity: all of a layer is computed again.
     In all three, a GeLU that is fused with its bias is the tanh approximation (core/fusions/fused_bias_gelu.py).
 
     Args:
@@ -36,6 +38,8 @@ def put_program(architecture: str, program: str, line: int, flags: FlagMeaning) 
         flags: receives the keys.
     """
     origin = f"{program}, line {line}"
+    if _FULL_BY_METHOD in flags.origins.get("training.recompute_method", ""):
+        _put({"training.recompute_granularity": ("full", flags.origins["training.recompute_method"])}, flags)
     has_model = any(key.startswith("model.") for key in flags.values)
     if has_model and not any(flags.values.get(key) in (True, "true") for key in _NOT_FUSED_GELU):
         of_gelu = f"the fused GeLU of {origin}; --no-bias-gelu-fusion means the exact one"

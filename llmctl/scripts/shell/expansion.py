@@ -132,7 +132,9 @@ class Expansion:
         try:
             return plain(str(self.number(part.expression, part.line)), part.line)
         except Unknown as unknown:
-            return absent(unknown.missing)
+            written = [chunk.missing for chunk in self.text(part.expression)]
+            others = dict.fromkeys(one for one in written if one is not None and not one.stand_in)
+            return tuple(chunk for one in {unknown.missing: None, **others} for chunk in absent(one))
 
     def _parameter(self, part: Parameter) -> list[Chunk]:
         part, known = self._selected(part)

@@ -126,3 +126,18 @@ def test_programs_in_front_give_the_sizes_of_the_job(line: str, nodes: int, gpus
     sections = read(f"{line} {FLAGS} --micro-batch-size 1 --global-batch-size 8", tmp_path).sections
     assert sections["model"]["num_layers"] == 2
     assert (sections["job"].get("nodes", 1), sections["job"]["gpus_per_node"]) == (nodes, gpus)
+
+
+@pytest.mark.parametrize(
+    ("flags", "granularity"),
+    [
+        ("--activations-checkpoint-method uniform", "full"),
+        ("--activations-checkpoint-method uniform --recompute-granularity full", "full"),
+        ("--checkpoint-activations --activations-checkpoint-method block", "full"),
+    ],
+)
+def test_a_method_of_checkpointing_alone_computes_whole_layers_again(
+    flags: str, granularity: str, tmp_path: Path
+) -> None:
+    sections = read(f"torchrun pretrain_gpt.py {DATA} {flags}", tmp_path).sections
+    assert sections["training"]["recompute_granularity"] == granularity

@@ -133,3 +133,25 @@ done
         read(script, tmp_path)
     assert config_of(script, tmp_path, DATA="1 a 2 b").data.data_path == ["1", "a", "2", "b"]
     assert config_of(script.replace(f"in {found}", f'in "{found}"'), tmp_path, DATA="a").data.data_path == ["a"]
+
+
+def test_all_open_parts_of_a_sum_are_asked_for_at_once(tmp_path: Path) -> None:
+    script = f"SIZE=$(($BATCH / $(nproc)))\nMORE=$(( SIZE * ONE ))\n{TRAIN} --micro-batch-size $SIZE"
+    with pytest.raises(UsageError) as error:
+        read(script, tmp_path)
+    assert [one.partition("--arg ")[2] for one in error.value.message.split("\n")] == ["BATCH=VALUE", "SIZE=VALUE"]
+
+
+def test_files_of_groups_are_asked_for_with_their_folder(tmp_path: Path) -> None:
+    flags = "--train-weighted-split-paths-path $ROOT/train.txt --valid-weighted-split-paths-path $ROOT/valid.txt"
+    script = TRAIN.replace("--mock-data", f"{flags} --vocab-file $ROOT/v --merge-file m")
+    with pytest.raises(UsageError) as error:
+        read(script, tmp_path)
+    assert error.value.message.count("$ROOT is not set; give the value with --arg ROOT=VALUE") == 3
+    assert error.value.message.count("--arg ROOT=VALUE, and put the file there, which is read") == 2
+    with pytest.raises(UsageError) as error:
+        read(script, tmp_path, ROOT=str(tmp_path))
+    assert error.value.message.count("which is not beside the script; put it there") == 2
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_text(f'"{split}: 1 0:1 {split}"')
+    assert config_of(script, tmp_path, ROOT=str(tmp_path)).data.train_data_path == ["train"]
