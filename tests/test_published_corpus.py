@@ -9,8 +9,8 @@ import pytest
 from benchmarks.published_corpus import __main__ as command
 from benchmarks.published_corpus.outcomes import IMPORTED, REFUSED, Outcome, answers_to, outcome_of, tried
 from benchmarks.published_corpus.small_config import small_config
-from benchmarks.published_corpus.table import answers_of, kind_of
-from benchmarks.published_corpus.texts import commits_of, model_configs_of, scripts_of
+from benchmarks.published_corpus.table import Row, answers_of, kind_of
+from benchmarks.published_corpus.texts import Published, commits_of, model_configs_of, scripts_of
 from benchmarks.published_corpus.trials import TRAINS, Trials
 from llmctl.scripts.import_script import import_script
 from tests.llmctl.scripts.test_model_config import FLAGS as MODEL_ARGS
@@ -121,3 +121,52 @@ def test_a_choice_and_the_other_questions_are_answered_in_one_round(tmp_path: Pa
     )
     found = outcome_of(path, NOW)
     assert (found.kind, found.rounds, dict(found.given)) == (IMPORTED, 1, {"N": "7", "fp8": "bf16", "MIN": "1"})
+
+
+def test_arguments_that_a_script_counts_are_all_given(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    ends = "if [ -z $2 ]; then exit 1; fi"
+    path.write_text(f"{ends}\ntorchrun pretrain_gpt.py {FLAGS} --seed $1 --weight-decay $3")
+    assert outcome_of(path, NOW).kind == IMPORTED
+
+
+def test_a_variable_of_a_condition_has_the_value_that_it_is_compared_with(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    sizes = 'if [ "$HOSTNAME" = big ]; then N=7; elif [ "$HOSTNAME" == small ]; then N=8; else exit 1; fi'
+    path.write_text(f"{sizes}\ntorchrun pretrain_gpt.py {FLAGS} --seed $N")
+    found = outcome_of(path, NOW)
+    assert (found.kind, found.given) == (IMPORTED, (("HOSTNAME", "big"),))
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "answer"),
+    [
+        ("TOKENS", "--train-tokens: $TOKENS is not set", "1000000000000"),
+        ("2", "--train-tokens: the script's argument $2 is not set", "100000000"),
+        ("1", "--lr-decay-iters: the script's argument $1 is not set", "10000000"),
+        ("WARMUP_ITERS", "--lr-warmup-iters: $WARMUP_ITERS is not set", "1"),
+        ("TOKENIZER", "--tokenizer-model: $TOKENIZER is not set", "/data/tokenizer"),
+    ],
+)
+def test_lengths_are_large_and_warmup_is_short(name: str, question: str, answer: str) -> None:
+    assert answers_to(name, question)[0] == answer
+
+
+def test_files_of_groups_are_made_up_and_count_as_answers(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    files = "--train-weighted-split-paths-path $ROOT/train.txt --valid-weighted-split-paths-path $ROOT/valid.txt"
+    path.write_text(f"torchrun pretrain_gpt.py {FLAGS}".replace("--mock-data", files))
+    found = outcome_of(path, NOW, tmp_path / "made")
+    assert (found.kind, found.rounds, found.files, answers_of(found)) == (IMPORTED, 1, 2, 3)
+    assert outcome_of(path, NOW).kind == REFUSED
+    path.write_text(path.read_text().replace("$ROOT", "/elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    assert outcome_of(path, NOW, tmp_path / "made").kind == REFUSED
+
+
+def test_a_script_that_only_converts_is_none_of_the_programs(tmp_path: Path) -> None:
+    path, script = tmp_path / "convert.sh", Published("o/n", tmp_path, frozenset({"pretrain_gpt"}))
+    path.write_text(f"torchrun pretrain_gpt.py {FLAGS} --ckpt-convert-format torch --ckpt-convert-save out")
+    assert not Row(script, outcome_of(path, NOW)).is_known
+    path.write_text(path.read_text() + " --no-such-flag")
+    assert Row(script, outcome_of(path, NOW)).is_known

@@ -16,8 +16,8 @@ from llmctl import __version__
 RESULT = Path(__file__).resolve().parents[1] / "results/published_corpus.md"
 
 
-def _outcome(script: Published, now: datetime, trials: Trials | None) -> Outcome:
-    outcome = outcome_of(script.path, now)
+def _outcome(script: Published, now: datetime, trials: Trials | None, folder: Path) -> Outcome:
+    outcome = outcome_of(script.path, now, folder)
     return outcome if trials is None else tried(outcome, script.path, now, trials)
 
 
@@ -30,9 +30,10 @@ def main() -> None:
     arguments = parser.parse_args()
     now = datetime.now()
     with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made"
         trials = Trials(Path(folder)) if arguments.train else None
-        scripts = [Row(one, _outcome(one, now, trials)) for one in scripts_of(arguments.folder)]
-        configs = [Row(one, _outcome(one, now, trials)) for one in model_configs_of(arguments.folder)]
+        scripts = [Row(one, _outcome(one, now, trials, made)) for one in scripts_of(arguments.folder)]
+        configs = [Row(one, _outcome(one, now, trials, made)) for one in model_configs_of(arguments.folder)]
     head = f"llmctl {__version__}, {now:%Y-%m-%d}: `python -m benchmarks.published_corpus FOLDER`."
     lines = page_of(scripts, configs, commits_of(arguments.folder), head)
     arguments.to.write_text("\n".join(lines) + "\n", encoding="utf-8")

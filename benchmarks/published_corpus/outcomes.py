@@ -16,7 +16,7 @@ from llmctl.errors import UsageError
 from llmctl.scripts.import_script import import_script
 
 IMPORTED, REFUSED, CRASHED, SILENT = "imported", "refused", "crashed", "lost a file"
-MOST_ANSWERS = 12
+MOST_ANSWERS = 24
 _LIMIT_S = 20
 _QUESTION = re.compile(r"--arg (?!NAME=)([\w-]+)=VALUE")
 _CHOICE = re.compile(r"--arg (\w+)=(\w+) trains this script")
@@ -30,7 +30,18 @@ _A_PATH = re.compile(
 
 
 _A_NUMBER = re.compile(r"hosts|nodes|num|size|per_|world|interval", re.IGNORECASE)
-_A_LENGTH = re.compile(r"iter|step|decay|samples", re.IGNORECASE)
+_LENGTHS = (
+    (re.compile(r"warmup", re.IGNORECASE), "1"),
+    (re.compile(r"\d --\S*token(?!iz)"), "100000000"),  # An argument, which may count billions.
+    (re.compile(r"token(?!iz)", re.IGNORECASE), "1000000000000"),
+    (re.compile(r"iter|step|(?<!weight.)decay|samples", re.IGNORECASE), "10000000"),
+)
+"""A number that is large enough, or of steps before others small enough, by words of a variable or flag."""
+_CONDITION = re.compile(r"depends on a condition .*in line (\d+) that")
+_COMPARED = re.compile(r"(?:-eq|==?)\s+[\"']?([\w.+-]+)")
+_ASKED_FILE = re.compile(
+    r"--(\w+)-weighted-split-paths-path: (?:reads (\S+), which is not beside the script|.* put the file)"
+)
 _SEVERAL = re.compile(r"args|params|options|flags", re.IGNORECASE)
 _BACKEND = re.compile(r"backend", re.IGNORECASE)
 _STRAY_WORD = "takes one value, not 2"
@@ -47,6 +58,7 @@ class Outcome:
         kind: IMPORTED, REFUSED, CRASHED or SILENT (imported, but without a file that lies beside the script).
         reason: of a refusal or a crash, without file and line.
         given: the answers to the script's questions, with which its training can be tried.
+        files: number of files that the script asks for, and that were made up.
         rounds: number of calls that ended with questions.
         message: the whole message of a refusal.
         trial: trials.TRAINS, the reason why the ten steps were not made, or empty if they were not tried.
@@ -55,29 +67,72 @@ class Outcome:
     kind: str
     reason: str = ""
     given: tuple[tuple[str, str], ...] = ()
+    files: int = 0
     rounds: int = 0
     message: str = ""
     trial: str = ""
 
 
-def outcome_of(path: Path, now: datetime) -> Outcome:
-    """Import a script and answer its questions; an answer that is refused is replaced by one of another kind."""
+def outcome_of(path: Path, now: datetime, folder: Path | None = None) -> Outcome:
+    """Import a script and answer its questions; an answer that is refused is replaced by one of another kind.
+
+    Args:
+        path: of the script.
+        now: the time of the import.
+        folder: for the files that the script asks for; None to make none.
+    """
     given: dict[str, str] = {}
-    rounds = 0
+    rounds, files, text = 0, 0, path.read_text(encoding="utf-8", errors="replace")
+    is_told = False
     while True:
-        found = replace(_import(path, given, now), rounds=rounds)
+        found = replace(_import(path, given, now), rounds=rounds, files=files)
+        asked = _ASKED_FILE.findall(found.message)
+        if folder is not None and any(name for _, name in asked) and not files:
+            given = _with_files(given, asked, folder)
+            files, rounds = len(asked), rounds + (not is_told)
+            continue
+        is_told = bool(asked)
         names = [name for name in _QUESTION.findall(found.message) if name not in given]
         choices = {name: value for name, value in _CHOICE.findall(found.message) if name not in given}
         if found.kind == REFUSED and (names or choices) and len(given) + len(names) <= MOST_ANSWERS:
-            given |= choices | {name: answers_to(name, _question_of(name, found.message))[0] for name in names}
+            questions = {name: _question_of(name, found.message) for name in names}
+            given |= choices | {name: answers_to(name, asked, text)[0] for name, asked in questions.items()}
             rounds += 1
             continue
+        if found.kind == REFUSED and not names and len(all_arguments := _without_gaps(given)) > len(given):
+            filled = replace(_import(path, all_arguments, now), rounds=rounds, files=files)
+            found = filled if filled.kind == IMPORTED else found
         if found.kind == REFUSED and not names:
-            found = replace(_with_other_answers(path, found, now) or found, rounds=rounds)
+            found = replace(_with_other_answers(path, found, now) or found, rounds=rounds, files=files)
             if _QUESTION.search(found.reason) and len(found.given) < MOST_ANSWERS and dict(found.given) != given:
                 given = dict(found.given)
                 continue
         return found
+
+
+def _without_gaps(given: dict[str, str]) -> dict[str, str]:
+    """The answers with all arguments before the last that was asked for."""
+    last = max((int(name) for name in given if name.isdigit()), default=0)
+    return {str(place): "1" for place in range(1, last)} | given
+
+
+def _with_files(given: dict[str, str], asked: list[tuple[str, str]], folder: Path) -> dict[str, str]:
+    """The answers with folders below ``folder``, in which the files lie that the script asks for."""
+    moved = dict(given)
+    for split, place in asked:
+        for name, value in given.items():
+            if value.startswith("/") and place.startswith(value):
+                moved[name] = f"{folder}{value}"
+                file = Path(f"{folder}{place}")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(f'"{split}: 1 0:1 /data/{split}"', encoding="utf-8")
+    return moved
+
+
+def trains_nothing(outcome: Outcome) -> bool:
+    """True for a script that is refused for this alone: it converts or evaluates."""
+    lines = outcome.message.splitlines()
+    return outcome.kind == REFUSED and bool(lines) and all("trains nothing" in line for line in lines)
 
 
 def _question_of(name: str, message: str) -> str:
@@ -120,8 +175,8 @@ def _import(path: Path, given: dict[str, str], now: datetime) -> Outcome:
     return Outcome(IMPORTED, "", answers)
 
 
-def answers_to(name: str, question: str = "") -> tuple[str, ...]:
-    """Values for a variable, the kind first that its name or the question's flag suggests."""
+def answers_to(name: str, question: str = "", script: str = "") -> tuple[str, ...]:
+    """Values for a variable, the kind first that its name, the question's flag or the script's condition suggests."""
     named = _VALUES.search(question)
     if named is not None:
         return (named[1] or named[2],)
@@ -135,7 +190,12 @@ def answers_to(name: str, question: str = "") -> tuple[str, ...]:
         return (f'"{name}: 1 0:1 /data/{name.lower()}"',)
     if _BACKEND.search(name):
         return ("auto",)
-    path, number = f"/data/{name.lower()}", "100000" if _A_LENGTH.search(name) else "1"
+    condition = _CONDITION.search(question)
+    compared = _COMPARED.search(script.splitlines()[int(condition[1]) - 1]) if condition and script else None
+    if compared is not None:
+        return (compared[1],)
+    words = f"{name} {question.partition(': ')[0]}" if question.startswith("--") else name
+    path, number = f"/data/{name.lower()}", next((one for kind, one in _LENGTHS if kind.search(words)), "1")
     is_path = (_A_PATH.search(name) and not _A_NUMBER.search(name)) or _PATH_FLAG.match(question)
     return (path, number, "") if is_path else (number, path, "")
 

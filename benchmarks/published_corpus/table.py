@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.published_corpus.outcomes import CRASHED, IMPORTED, REFUSED, SILENT, Outcome
+from benchmarks.published_corpus.outcomes import CRASHED, IMPORTED, REFUSED, SILENT, Outcome, trains_nothing
 from benchmarks.published_corpus.texts import Published
 from benchmarks.published_corpus.trials import TRAINS
 
@@ -20,6 +20,11 @@ class Row:
     script: Published
     outcome: Outcome
 
+    @property
+    def is_known(self) -> bool:
+        """True if the script starts one of the known programs to train."""
+        return self.script.is_known and not trains_nothing(self.outcome)
+
 
 def _imported_after(fewest: int, most: int) -> Callable[[Row], bool]:
     return lambda row: row.outcome.kind == IMPORTED and fewest <= answers_of(row.outcome) <= most
@@ -28,7 +33,7 @@ def _imported_after(fewest: int, most: int) -> Callable[[Row], bool]:
 def answers_of(outcome: Outcome) -> int:
     """Number of answers with which a script was imported; its arguments, which ``-- ARGS`` gives together, are one."""
     named = [name for name, _ in outcome.given if not name.isdigit()]
-    return len(named) + (len(named) < len(outcome.given))
+    return len(named) + (len(named) < len(outcome.given)) + outcome.files
 
 
 # A column is a title with the rows that it counts; a further measurement is a further line.
@@ -43,6 +48,20 @@ COLUMNS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("crashed", lambda row: row.outcome.kind == CRASHED),
     ("lost a file", lambda row: row.outcome.kind == SILENT),
 )
+_INTRODUCTION = """\
+Every distinct script that names `pretrain_gpt.py`, `pretrain_bert.py` or `pretrain_t5.py`. A question is
+a variable that the script leaves open, answered by a program with a value of the kind of its name; all of
+a script's questions come at once (`asked once at most`), and its arguments `$1` and on, which `-- ARGS` gives
+together, are one answer. Ten steps are made on a CPU at a small size, with
+the script's own kinds of layers, precision, optimizer, data, tokenizer and meaning of its checkpoints, after
+all checks of `llmctl submit`.
+
+The program's answers: of a script that is refused without them, arguments before one that it asks for are given
+too. A number of tokens, samples or iterations is large, so that it fits the script's own decay, and one of warmup is
+small. A variable of a condition has the value with which the condition compares it. At most 24 answers are given. A
+file that a script asks for, with the groups of `--train-weighted-split-paths-path`, is made up and counts as an answer.
+Scripts that are refused for this alone, that they convert a checkpoint or train nothing, stand under `Scripts of other
+programs`.""".splitlines()
 _OTHER_PROGRAM = "is not a known training program"
 _READING = ("--arg", "is never executed", "that the script leaves open", "is not set")
 _MODEL = ("(model.", "models with", "attention variant")
@@ -70,22 +89,8 @@ def page_of(
         commits: OWNER/NAME -> branches with their commits.
         head: a sentence with version and day.
     """
-    known, other = [row for row in scripts if row.script.is_known], [row for row in scripts if not row.script.is_known]
-    lines = ["# Published scripts through the importer", "", head, ""]
-    lines += [
-        "Every distinct script that names `pretrain_gpt.py`, `pretrain_bert.py` or `pretrain_t5.py`. A question is"
-    ]
-    lines += [
-        "a variable that the script leaves open, answered by a program with a value of the kind of its name; all of"
-    ]
-    lines += [
-        "a script's questions come at once (`asked once at most`), and its arguments `$1` and on, which `-- ARGS` gives"
-    ]
-    lines += ["together, are one answer. Ten steps are made on a CPU at a small size, with"]
-    lines += [
-        "the script's own kinds of layers, precision, optimizer, data, tokenizer and meaning of its checkpoints, after"
-    ]
-    lines += ["all checks of `llmctl submit`.", ""]
+    known, other = [row for row in scripts if row.is_known], [row for row in scripts if not row.is_known]
+    lines = ["# Published scripts through the importer", "", head, "", *_INTRODUCTION, ""]
     lines += [
         *_sources(known),
         "",
