@@ -31,8 +31,9 @@ class Overhead:
 GPU_OVERHEAD = Overhead(int(0.9 * GIB), int(0.5 * GIB), 0.1)
 """Runtime and fragments are assumptions. About 0.5 GB a communicator: the web form of Fujii et al. 2024
 (arXiv:2411.06465)."""
-CPU_OVERHEAD = Overhead(int(0.3 * GIB), int(0.02 * GIB), 0.05)
-"""A trainer's process that trains next to nothing takes 0.3 GiB; the others are assumptions."""
+CPU_OVERHEAD = Overhead(int(0.3 * GIB), int(0.001 * GIB), 0.05)
+"""A process that trains next to nothing takes 0.3 GiB alone, and 0.001 GiB more as one of two or four (measured with
+glibc 2.36); fragments are an assumption."""
 HOST_SECONDS = 0.45e-3
 """A GPT of 345M parameters with 4096 tokens took 38 ms for 24 layers on an H200, of which the GPU computed for half."""
 MARGIN = 1.25
