@@ -314,11 +314,10 @@ def _unread(error: ConfigError, interpreter: Interpreter) -> list[tuple[int, str
     what = f"the flags of {' and '.join(absent)} are missing, which this file may have"
     found = []
     for line, name in unread_files(interpreter.state.skipped):
-        problem = f"reads {name}, which is not beside the script: {what}; put it there"
-        if line in interpreter.open_files:
-            shown, missing = interpreter.open_files[line]
-            problem = f"reads {shown}: {missing.problem}"
-        found.append((line, problem))
+        shown, missing = interpreter.open_files.get(line, (name, []))
+        found += [(line, f"reads {shown}: {one.problem}, for the place of this file") for one in missing]
+        if not missing:
+            found.append((line, f"reads {name}, which is not beside the script: {what}; put it there"))
     return found
 
 

@@ -291,6 +291,12 @@ def _training_command(commands: Sequence[Run], shown: str, run: Run, shells: She
         launch = read_launch_line(one, shells)
         if launch is not None and launch.trains:
             found.append(one)
+    loops = {one.loops[-1][0]: one.loops[-1][1] for one in reversed(found) if one.loops}
+    if len(found) > 1 and len(loops) == 1 and len({one.line for one in found}) == 1:
+        ((name, first),) = loops.items()
+        problem = f"{shown} starts a training program in a loop over {name}; a config has one"
+        remedy = f"give one round with --arg {name}=VALUE, such as {first}"
+        raise ScriptError.asking(run.line, f"{problem}: {remedy}", name, [first])
     if len(found) > 1:
         raise ScriptError(
             run.line, f"{shown} starts a training program twice; a config has one: leave one in the script"

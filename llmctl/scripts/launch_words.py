@@ -150,6 +150,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "timeout": Launcher(valued=_words("k kill_after s signal"), operands=1),
     **dict.fromkeys(("conda", "mamba"), Launcher({"cwd": FOLDER}, _words("n name p prefix"), verbs=_words("run"))),
     "numactl": Launcher(valued=_words("m N C i p")),
+    **dict.fromkeys(("ssh", "rsh"), Launcher(valued=_words("b c D E e F I i J L l m O o p Q R S W w"), operands=1)),
     "taskset": Launcher(valued=_words("c")),
     "env": Launcher(dict.fromkeys(("C", "chdir"), FOLDER), _words("u S")),
     "nice": Launcher(valued=_words("n adjustment")),

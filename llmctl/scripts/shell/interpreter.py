@@ -87,7 +87,7 @@ class Interpreter:
         """Start with the positional parameters among ``world.given``.
 
         ``used`` has the user's variables that were met; ``open_files`` the line of each command that reads a file of an
-        unknown name -> this name, and its unknown part.
+        unknown name -> this name, and its unknown parts.
         """
         self.world = world
         self.state = State()
@@ -103,7 +103,7 @@ class Interpreter:
         self._steps = self._depth = 0
         self._loops: list[tuple[str, str]] = []
         self.used: set[str] = set()
-        self.open_files: dict[int, tuple[str, Missing]] = {}
+        self.open_files: dict[int, tuple[str, list[Missing]]] = {}
         self.shell = ShellCommands(self)
 
     @property
@@ -189,10 +189,10 @@ class Interpreter:
     def source(self, words: Sequence[Value], line: int) -> Truth | None:
         """Walk through a file beside the script; None if the file is elsewhere. All its lines count as ``line``."""
         if len(words) < 2 or (found := self.world.beside(words[1])) is None:
-            missing = missing_of(words[1]) if len(words) > 1 else None
-            if missing is not None and missing.name:
+            missing = [chunk.missing for chunk in words[1] if chunk.missing is not None] if len(words) > 1 else []
+            if missing and all(one.name for one in missing):
                 shown = "".join(chunk.missing.what if chunk.missing else chunk.text for chunk in words[1])
-                self.open_files[line] = (shown, missing)
+                self.open_files[line] = (shown, list(dict.fromkeys(missing)))
             return None
         name, text = found
         before, self.state.positional = self.state.positional, list(words[2:]) or self.state.positional

@@ -33,7 +33,7 @@ class Started:
         """The commands of a text, which ``bash -c`` runs in the folder of ``run``."""
         state = self.interpreter.state
         before = len(state.runs)
-        state.variables["PWD"] = run.folder
+        state.variables |= {**run.environment, "PWD": run.folder}
         self.interpreter.shell.nested(words, run.line)
         return self.interpreter.state.runs[before:]
 

@@ -10,7 +10,7 @@ from llmctl.scripts.shell.folders import below, bound, folder_of
 from llmctl.scripts.shell.outputs import output_of, quotient_of
 from llmctl.scripts.shell.reading import input_of
 from llmctl.scripts.shell.shell_commands import Shell, ShellCommands
-from llmctl.scripts.shell.syntax import Block, Chain, Pipeline, Simple, Substitution
+from llmctl.scripts.shell.syntax import Block, Chain, Command, Pipeline, Simple, Substitution
 from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, missing_of, plain, text_of, without_line_ends
 
 _SHOWN = 60
@@ -49,10 +49,7 @@ class Substitutions:
         if isinstance(command, Pipeline) and not command.is_negated:
             return self._pipe_output(command)
         if isinstance(command, Chain) and len(command.rest) == 1 and isinstance(command.first, Simple):
-            first, second = walk.expansion.words(command.first.words), command.rest[0][1]
-            then = walk.expansion.words(second.words) if isinstance(second, Simple) else []
-            is_folder = [text_of(word) for word in (*first[:1], *then)] == ["cd", "pwd"] and len(first) == 2
-            return below(folder_of(walk.state, line), first[1], line) if is_folder else None
+            return self._chain_output(command.first, *command.rest[0])
         if not isinstance(command, Simple):
             return None
         words = walk.expansion.words(command.words)
@@ -64,6 +61,19 @@ class Substitutions:
             return tuple(chunk for word in words[1:] for chunk in (*word, Chunk(" ", line)))[:-1]
         text = output_of(words, lambda expression: walk.number(expression, line), self._now)
         return None if text is None else bound(words, text, walk.state, line)
+
+    def _chain_output(self, command: Simple, operator: str, then: Command) -> Value | None:
+        """Output of ``cd FOLDER && pwd``, or of ``[ TEST ] && echo WORDS``."""
+        walk, line = self._walk, command.line
+        first = walk.expansion.words(command.words)
+        if first and text_of(first[0]) in ("[", "test"):
+            truth = self._commands.test(command, first)
+            if not truth.is_sure:
+                return None
+            return self._output((then,)) if truth.value == (operator == "&&") else plain("", line)
+        second = walk.expansion.words(then.words) if isinstance(then, Simple) else []
+        is_folder = [text_of(word) for word in (*first[:1], *second)] == ["cd", "pwd"] and len(first) == 2
+        return below(folder_of(walk.state, line), first[1], line) if is_folder else None
 
     def _pipe_output(self, pipeline: Pipeline) -> Value | None:
         walk = self._walk

@@ -87,3 +87,21 @@ def test_two_trainings_in_one_script_are_refused(folder: Path) -> None:
     (folder / "two.sh").write_text(f"python {FLAGS}\npython {FLAGS} --lr 1\n")
     with pytest.raises(UsageError, match=r"line 1: two.sh starts a training program twice"):
         read(folder, "bash two.sh\n")
+
+
+def test_a_round_of_a_loop_in_a_script_is_chosen_with_its_variables(folder: Path) -> None:
+    (folder / "both.sh").write_text('for MODE in a b; do KIND=$MODE nsys profile "$@"; done\n')
+    choice = "$([ $KIND = b ] && echo --deterministic-mode) $(test $KIND = a || echo --seed 8)"
+    text = f"bash both.sh bash -c 'python {FLAGS} --lr 1 {choice}'\n"
+    with pytest.raises(UsageError, match=r"both.sh starts .* in a loop over MODE; .* --arg MODE=VALUE, such as a$"):
+        read(folder, text)
+    for mode, training in (("a", {}), ("b", {"deterministic_mode": True, "seed": 8})):
+        (folder / "train.sh").write_text(text)
+        found = import_script(folder / "train.sh", "train.sh", {"MODE": mode}, NOW).sections["training"]
+        assert {key: found[key] for key in found.keys() & {"deterministic_mode", "seed"}} == training
+
+
+@pytest.mark.parametrize("options", ["", "-q", "-p 2222 -o BatchMode=yes"])
+def test_a_training_line_on_another_machine_is_read(options: str, folder: Path) -> None:
+    text = f"for node in $(scontrol show hostnames); do ssh {options} $node python {FLAGS} --lr 1; done\n"
+    assert read(folder, text).sections["optimizer"]["lr"] == 1

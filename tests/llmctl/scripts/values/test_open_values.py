@@ -103,8 +103,11 @@ def test_the_variable_in_a_files_name_is_asked_for_if_the_file_has_the_flags(tmp
     script = "TASK=${ROOT}/tasks/$NAME\nsource ${TASK}/params.sh\nPARAMS+=(--log-interval 1)\n"
     script += "torchrun pretrain_gpt.py ${PARAMS[@]}"
     (tmp_path / "run").mkdir()
-    with pytest.raises(UsageError, match=r"reads \$ROOT/tasks/\$NAME/params.sh: \$ROOT is not set; .*--arg ROOT=VALUE"):
+    with pytest.raises(UsageError) as error:
         read(script, tmp_path / "run")
+    first, second = error.value.message.split("\n")
+    assert "reads $ROOT/tasks/$NAME/params.sh: $ROOT is not set; give the value with --arg ROOT=VALUE, for" in first
+    assert "--arg NAME=VALUE, for the place of this file" in second
     (tmp_path / "tasks/one").mkdir(parents=True)
     (tmp_path / "tasks/one/params.sh").write_text(f"PARAMS=({FLAGS} --vocab-size 128)")
     # The folder that the user names is read, and no other.
