@@ -128,6 +128,20 @@ def test_arguments_that_a_script_counts_are_all_given(tmp_path: Path) -> None:
     ends = "if [ -z $2 ]; then exit 1; fi"
     path.write_text(f"{ends}\ntorchrun pretrain_gpt.py {FLAGS} --seed $1 --weight-decay $3")
     assert outcome_of(path, NOW).kind == IMPORTED
+    path.write_text(f"torchrun pretrain_gpt.py {FLAGS} --micro-batch-size $(($1 / 128)) --log-interval $2")
+    assert outcome_of(path, NOW).given == (("1", "1024"), ("2", "1"))
+
+
+def test_parameters_whose_template_is_published_are_put_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "train/train.sh"
+    for name in ("train", "task_template"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "task_template/params.sh").write_text(f"PARAMS='{FLAGS}'")
+    path.write_text("source $ROOT/tasks/$TASK/params.sh\ntorchrun pretrain_gpt.py ${PARAMS:-} --seed 1\n")
+    found = outcome_of(path, NOW, tmp_path / "made")
+    assert (found.kind, found.rounds, found.files, answers_of(found)) == (IMPORTED, 1, 1, 3)
+    (tmp_path / "task_template/params.sh").unlink()
+    assert outcome_of(path, NOW, tmp_path / "other").kind == REFUSED
 
 
 def test_a_variable_of_a_condition_has_the_value_that_it_is_compared_with(tmp_path: Path) -> None:

@@ -37,17 +37,18 @@ _LENGTHS = (
     (re.compile(r"iter|step|(?<!weight.)decay|samples", re.IGNORECASE), "10000000"),
 )
 """A number that is large enough, or of steps before others small enough, by words of a variable or flag."""
+_ZERO, _LARGER = re.compile(r"(--[\w-]+) .*: '0' is not valid"), "1024"
 _CONDITION = re.compile(r"depends on a condition .*in line (\d+) that")
 _COMPARED = re.compile(r"(?:-eq|==?)\s+[\"']?([\w.+-]+)")
-_ASKED_FILE = re.compile(
-    r"--(\w+)-weighted-split-paths-path: (?:reads (\S+), which is not beside the script|.* put the file)"
-)
+_ASKED_GROUPS = re.compile(r"--(\w+)-weighted-split-paths-path: reads (\S+), which is not beside the script")
+_ASKED_PARAMETERS = re.compile(r"reads (\S+), which is not beside the script: the flags")
+_TELLS_OF_FILES = re.compile(r"and put the file there|for the place of this file")
 _SEVERAL = re.compile(r"args|params|options|flags", re.IGNORECASE)
 _BACKEND = re.compile(r"backend", re.IGNORECASE)
 _STRAY_WORD = "takes one value, not 2"
 """Of a flag that an answer follows, where the script has further flags or nothing."""
 _GROUPS = re.compile(r"--\w+-weighted-split-paths: ")
-_PATH_FLAG = re.compile(r"--[\w-]*(path|dir|file|save|load|model): ")
+_A_PLACE = re.compile(r"--[\w-]*(path|dir|file|save|load|model): |reads ")
 
 
 @dataclass(frozen=True)
@@ -81,27 +82,27 @@ def outcome_of(path: Path, now: datetime, folder: Path | None = None) -> Outcome
         now: the time of the import.
         folder: for the files that the script asks for; None to make none.
     """
-    given: dict[str, str] = {}
+    given, flags = dict[str, str](), dict[str, str]()
     rounds, files, text = 0, 0, path.read_text(encoding="utf-8", errors="replace")
-    is_told = False
+    is_told = False  # The questions so far told that a file has to be put somewhere.
     while True:
         found = replace(_import(path, given, now), rounds=rounds, files=files)
-        asked = _ASKED_FILE.findall(found.message)
-        if folder is not None and any(name for _, name in asked) and not files:
-            given = _with_files(given, asked, folder)
-            files, rounds = len(asked), rounds + (not is_told)
+        places = _texts_asked_for(path, found.message)
+        if folder is not None and places and not files:
+            given = _with_files(given, places, folder)
+            files, rounds = len(places), rounds + (not is_told)
             continue
-        is_told = bool(asked)
+        is_told = is_told or _TELLS_OF_FILES.search(found.message) is not None
         names = [name for name in _QUESTION.findall(found.message) if name not in given]
         choices = {name: value for name, value in _CHOICE.findall(found.message) if name not in given}
         if found.kind == REFUSED and (names or choices) and len(given) + len(names) <= MOST_ANSWERS:
             questions = {name: _question_of(name, found.message) for name in names}
+            flags |= {name: question.partition(": ")[0] for name, question in questions.items()}
             given |= choices | {name: answers_to(name, asked, text)[0] for name, asked in questions.items()}
             rounds += 1
             continue
-        if found.kind == REFUSED and not names and len(all_arguments := _without_gaps(given)) > len(given):
-            filled = replace(_import(path, all_arguments, now), rounds=rounds, files=files)
-            found = filled if filled.kind == IMPORTED else found
+        if found.kind == REFUSED and not names:
+            found = replace(_with_larger_answers(path, found, flags, now), rounds=rounds, files=files)
         if found.kind == REFUSED and not names:
             found = replace(_with_other_answers(path, found, now) or found, rounds=rounds, files=files)
             if _QUESTION.search(found.reason) and len(found.given) < MOST_ANSWERS and dict(found.given) != given:
@@ -110,22 +111,44 @@ def outcome_of(path: Path, now: datetime, folder: Path | None = None) -> Outcome
         return found
 
 
+def _with_larger_answers(path: Path, found: Outcome, flags: dict[str, str], now: datetime) -> Outcome:
+    """The import with all arguments before the last one, or a larger number where one that was divided became 0."""
+    given = dict(found.given)
+    zero = _ZERO.match(found.reason)
+    larger = {name: _LARGER for name, flag in flags.items() if zero is not None and flag == zero[1]}
+    for others in (_without_gaps(given), given | larger, _without_gaps(given | larger)):
+        tried = _import(path, others, now) if others != given else found
+        if tried.kind == IMPORTED:
+            return tried
+    return found
+
+
 def _without_gaps(given: dict[str, str]) -> dict[str, str]:
     """The answers with all arguments before the last that was asked for."""
     last = max((int(name) for name in given if name.isdigit()), default=0)
     return {str(place): "1" for place in range(1, last)} | given
 
 
-def _with_files(given: dict[str, str], asked: list[tuple[str, str]], folder: Path) -> dict[str, str]:
+def _texts_asked_for(path: Path, message: str) -> dict[str, str]:
+    """Place -> text of files that a refusal asks for: groups of a blend, or parameters whose template is published."""
+    found = {place: f'"{split}: 1 0:1 /data/{split}"' for split, place in _ASKED_GROUPS.findall(message)}
+    for place in _ASKED_PARAMETERS.findall(message):
+        templates = list(path.parent.parent.glob(f"*template*/{Path(place).name}"))
+        if len(templates) == 1:
+            found[place] = templates[0].read_text(encoding="utf-8")
+    return found
+
+
+def _with_files(given: dict[str, str], places: dict[str, str], folder: Path) -> dict[str, str]:
     """The answers with folders below ``folder``, in which the files lie that the script asks for."""
     moved = dict(given)
-    for split, place in asked:
+    for place, text in places.items():
         for name, value in given.items():
             if value.startswith("/") and place.startswith(value):
                 moved[name] = f"{folder}{value}"
                 file = Path(f"{folder}{place}")
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(f'"{split}: 1 0:1 /data/{split}"', encoding="utf-8")
+                file.write_text(text, encoding="utf-8")
     return moved
 
 
@@ -196,7 +219,7 @@ def answers_to(name: str, question: str = "", script: str = "") -> tuple[str, ..
         return (compared[1],)
     words = f"{name} {question.partition(': ')[0]}" if question.startswith("--") else name
     path, number = f"/data/{name.lower()}", next((one for kind, one in _LENGTHS if kind.search(words)), "1")
-    is_path = (_A_PATH.search(name) and not _A_NUMBER.search(name)) or _PATH_FLAG.match(question)
+    is_path = (_A_PATH.search(name) and not _A_NUMBER.search(name)) or _A_PLACE.match(question)
     return (path, number, "") if is_path else (number, path, "")
 
 

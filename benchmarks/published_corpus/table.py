@@ -57,11 +57,12 @@ the script's own kinds of layers, precision, optimizer, data, tokenizer and mean
 all checks of `llmctl submit`.
 
 The program's answers: of a script that is refused without them, arguments before one that it asks for are given
-too. A number of tokens, samples or iterations is large, so that it fits the script's own decay, and one of warmup is
-small. A variable of a condition has the value with which the condition compares it. At most 24 answers are given. A
-file that a script asks for, with the groups of `--train-weighted-split-paths-path`, is made up and counts as an answer.
-Scripts that are refused for this alone, that they convert a checkpoint or train nothing, stand under `Scripts of other
-programs`.""".splitlines()
+too. A number of tokens, samples or iterations is large, so that it fits the script's own decay, one of warmup is small,
+and one that a division makes 0 is given anew. A variable of a condition has the value with which the condition compares
+it. At most 24 answers are given. A file that a script asks for is made up if it has the groups of
+`--train-weighted-split-paths-path`, and copied if its template stands beside the script's folder; each counts as an
+answer. Scripts that are refused for this alone, that they convert a checkpoint or train nothing, stand under
+`Scripts of other programs`.""".splitlines()
 _OTHER_PROGRAM = "is not a known training program"
 _READING = ("--arg", "is never executed", "that the script leaves open", "is not set")
 _MODEL = ("(model.", "models with", "attention variant")
