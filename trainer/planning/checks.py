@@ -190,7 +190,7 @@ def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
                 if has_counts
                 else other_pp * virtual_stages_per_rank(config) <= config.model.num_layers + 2
             )
-            and fits_tensor_parallel(config.model, other_tp)
+            and fits_tensor_parallel(config, other_tp)
             and fits_context_parallel(config, other_tp, other_cp)
             and (other_cp == 1 or cp > 1)
         )

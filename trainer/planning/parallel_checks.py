@@ -19,7 +19,6 @@ from trainer.planning.pipeline import pipeline_placement, virtual_stages_per_ran
 from trainer.planning.sequence_division import sequence_divisor
 
 if TYPE_CHECKING:
-    from trainer.config.sections.model import ModelConfig
     from trainer.config.train_config import TrainConfig
 
 TYPICAL_VOCAB_SIZE = 32_000
@@ -75,24 +74,27 @@ def check_exclusive(config: TrainConfig) -> None:
                 )
 
 
-def tensor_parallel_widths(model: ModelConfig) -> Iterator[tuple[str, int]]:
+def tensor_parallel_widths(config: TrainConfig) -> Iterator[tuple[str, int]]:
     """(key, width) of every width that tp must divide."""
+    model = config.model
     yield "num_attention_heads", model.num_attention_heads
     if model.has_dense_layers:
         yield "ffn_hidden_size", model.ffn_size
     if model.num_experts is not None:
-        yield ("ffn_hidden_size" if model.moe_ffn_hidden_size is None else "moe_ffn_hidden_size"), model.expert_ffn_size
+        if not config.parallel.has_whole_experts:
+            name = "ffn_hidden_size" if model.moe_ffn_hidden_size is None else "moe_ffn_hidden_size"
+            yield name, model.expert_ffn_size
         if model.moe_shared_expert_intermediate_size is not None:
             yield "moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size
 
 
-def fits_tensor_parallel(model: ModelConfig, tp: int) -> bool:
+def fits_tensor_parallel(config: TrainConfig, tp: int) -> bool:
     """True if ``tp`` divides every width and fits the number of key/value heads.
 
     It must divide that number or be a multiple of it.
     """
-    groups = model.query_groups
-    return all(width % tp == 0 for _, width in tensor_parallel_widths(model)) and not (groups % tp and tp % groups)
+    groups = config.model.query_groups
+    return all(width % tp == 0 for _, width in tensor_parallel_widths(config)) and not (groups % tp and tp % groups)
 
 
 def fits_context_parallel(config: TrainConfig, tp: int, cp: int) -> bool:
@@ -115,12 +117,12 @@ def _check_tensor_parallel(config: TrainConfig) -> None:
     key = "parallel.tensor_model_parallel_size"
     if tp == 1:
         return
-    for name, size in tensor_parallel_widths(model):
+    for name, size in tensor_parallel_widths(config):
         if size % tp:
             raise ConfigError(key, f"{tp} does not divide model.{name} {size}; use one of {divisors(size)}")
     groups = model.query_groups
     if groups % tp and tp % groups:
-        valid = [n for n in divisors_of(model.num_attention_heads) if fits_tensor_parallel(model, n)]
+        valid = [n for n in divisors_of(model.num_attention_heads) if fits_tensor_parallel(config, n)]
         raise ConfigError(
             key,
             f"{tp} is neither a divisor nor a multiple of model.num_query_groups {groups}; use one of "

@@ -314,6 +314,13 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         {"parallel": {TP: 2}},
     ),
     (
+        {"parallel": {TP: 4}, "model": {**MOE, "moe_ffn_hidden_size": 34}},
+        f"parallel.{TP}",
+        "model.moe_ffn_hidden_size 34",
+        # tp does not divide whole experts.
+        {"parallel": {TP: 4, ETP: 1}},
+    ),
+    (
         {"parallel": {TP: 4}, "model": {**MOE, "moe_shared_expert_intermediate_size": 30}},
         f"parallel.{TP}",
         "model.moe_shared_expert_intermediate_size 30",
