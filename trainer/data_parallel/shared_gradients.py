@@ -30,10 +30,13 @@ def sum_shared_gradients(
 
     - over tp, if every rank sees only a part of the parameter's inputs. Sequence parallelism needs this for norms and
       biases: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
+      The bias of experts over the ranks of tp that divide one.
     - over the tensor-parallel ranks that hold copies of the same key and value heads.
     - between the first stage and that of the LM head, for a word table that both hold.
     """
-    _sum([p.gradient for p in parameter_shards if layouts[p.name].partial_over_tp], groups.tp)
+    partial = [p for p in parameter_shards if layouts[p.name].partial_over_tp]
+    _sum([p.gradient for p in partial if not layouts[p.name].is_expert], groups.tp)
+    _sum([p.gradient for p in partial if layouts[p.name].is_expert], groups.etp)
     _sum(list(_key_value_ranges(parameter_shards, layouts, mesh)), groups.kv)
     _sum([p.gradient for p in parameter_shards if layouts[p.name].tied_over_stages], groups.embedding)
 

@@ -3,8 +3,9 @@
 Rank order: tp fastest, then cp, dp, pp (Megatron-LM's ``tp-cp-ep-dp-pp``), so that the ranks that communicate most
 share a node: Narayanan et al. 2021 (arXiv:2104.04473), Takeaway #1. On request pp comes before dp. Experts are divided
 over groups of ep neighbours within dp x cp; the (dp x cp) / ep ranks of the other direction hold copies of the same
-experts. Whole experts are divided within tp x cp x dp instead (Megatron-LM's expert_tensor_parallel_size 1; Liu et al.
-2025, arXiv:2504.14960, section 3.2). The mesh is arithmetic only; ``build_process_groups`` communicates.
+experts. Where fewer ranks than tp divide an expert (Megatron-LM's expert_tensor_parallel_size; Liu et al. 2025,
+arXiv:2504.14960, section 3.2), the other tp ranks count with dp x cp. The mesh is arithmetic only;
+``build_process_groups`` communicates.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class ParallelMesh:
 
     Attributes:
         ep: number of ranks over which the experts of a layer are divided.
-        whole_experts: True if each expert is whole on its rank, and tp ranks hold different experts or copies; False if
-            tp divides every expert.
+        expert_shares: number of groups of tp neighbours, each of which divides its experts alone; 1 if all tp ranks
+            divide every expert, tp if each expert is whole on its rank.
         kv_copies: number of consecutive tp ranks that hold the same key and value heads; above 1 if tp exceeds the
             number of these heads.
         loss_pp_rank: coordinate on the pipeline axis of the rank with the LM head, as a negative index; -1 is the last
@@ -57,7 +58,7 @@ class ParallelMesh:
     loss_pp_rank: int = -1
     tied_table: bool = True
     pp_before_dp: bool = False
-    whole_experts: bool = False
+    expert_shares: int = 1
 
     @classmethod
     def build(cls, config: TrainConfig, rank: int, world_size: int) -> Self:
@@ -77,7 +78,7 @@ class ParallelMesh:
             kv_copies=copies_of_groups(config.model.query_groups, parallel.tensor_model_parallel_size),
             loss_pp_rank=pipeline_placement(config).last_rank - parallel.pipeline_model_parallel_size,
             tied_table=not config.model.untie_embeddings_and_output_weights or config.model.mtp_num_layers > 0,
-            whole_experts=parallel.has_whole_experts,
+            expert_shares=parallel.expert_shares if config.model.num_experts is not None else 1,
             pp_before_dp=parallel.rank_order == "tp-cp-ep-pp-dp",
             rank=rank,
         )
@@ -128,16 +129,26 @@ class ParallelMesh:
     @property
     def expert_tp(self) -> int:
         """Number of tp ranks that divide an expert."""
-        return 1 if self.whole_experts else self.tp
+        return self.tp // self.expert_shares
+
+    @property
+    def expert_tp_rank(self) -> int:
+        """Index among the tp ranks that divide the same experts."""
+        return self.tp_rank % self.expert_tp
+
+    @property
+    def expert_share(self) -> int:
+        """Part of the tokens that this rank brings to the experts."""
+        return self.tp_rank // self.expert_tp
 
     @property
     def _expert_place(self) -> int:
         """Index among the ranks that divide the experts of a layer or hold copies of them."""
-        return self.tp_rank + self.tp * self.data_rank if self.whole_experts else self.data_rank
+        return self.expert_share + self.expert_shares * self.data_rank
 
     @property
     def _expert_places(self) -> int:
-        return self.tp * self.data_size if self.whole_experts else self.data_size
+        return self.expert_shares * self.data_size
 
     @property
     def ep_rank(self) -> int:
@@ -157,7 +168,7 @@ class ParallelMesh:
     @property
     def copies_experts_as_dense(self) -> bool:
         """True if the ranks that hold the same dense parameters are those that hold the same experts."""
-        return self.ep == 1 and self.expert_tp == self.tp
+        return self.ep == 1 and self.expert_shares == 1
 
     def copies(self, is_expert: bool) -> int:
         """Number of ranks that hold the same expert or dense parameters as this rank."""
@@ -188,6 +199,12 @@ class ParallelMesh:
         return tuple(range(first, first + self.tp))
 
     @property
+    def etp_ranks(self) -> tuple[int, ...]:
+        """Ranks of tp that divide the same experts, including this rank."""
+        first = self.rank - self.expert_tp_rank
+        return tuple(range(first, first + self.expert_tp))
+
+    @property
     def kv_ranks(self) -> tuple[int, ...]:
         """Ranks of tp with the same key and value heads, including this rank."""
         first = self.rank - self.tp_rank % self.kv_copies
@@ -215,12 +232,13 @@ class ParallelMesh:
         return self._expert_ranks(range(self.ep_rank, self._expert_places, self.ep))
 
     def _expert_ranks(self, places: range) -> tuple[int, ...]:
-        if not self.whole_experts:
-            return self._data_ranks(places)
-        return tuple(
-            self.at(self.tp_ranks[place % self.tp])._data_ranks(range(place // self.tp, place // self.tp + 1))[0]
-            for place in places
-        )
+        """Ranks with this rank's part of the experts at ``places``."""
+        found = []
+        for place in places:
+            data, share = divmod(place, self.expert_shares)
+            (rank,) = self._data_ranks(range(data, data + 1))
+            found.append(rank + (share - self.expert_share) * self.expert_tp)
+        return tuple(found)
 
     def _data_ranks(self, places: range) -> tuple[int, ...]:
         first = self.rank - self.tp * self.cp_rank - self._dp_step * self.dp_rank
@@ -261,6 +279,7 @@ class ProcessGroups:
 
     Attributes:
         tp: ranks with slices of the same tensors.
+        etp: ranks of tp that divide the same experts; the same group as ``tp`` where all do.
         kv: ranks of tp with the same key and value heads.
         cp: ranks with chunks of the same sequences.
         dp_cp: ranks with the same dense parameters, over which their gradients are summed.
@@ -277,6 +296,7 @@ class ProcessGroups:
     """
 
     tp: dist.ProcessGroup | None = None
+    etp: dist.ProcessGroup | None = None
     kv: dist.ProcessGroup | None = None
     cp: dist.ProcessGroup | None = None
     dp_cp: dist.ProcessGroup | None = None
@@ -291,7 +311,7 @@ class ProcessGroups:
         return self.expert_dp if is_expert else self.dp_cp
 
 
-# Group -> its name in parallel.high_priority_stream_groups; messages of the tied table have none.
+# Group -> its name in parallel.high_priority_stream_groups; those of gradients within a replica have none.
 _NAMES = {
     **{axis: axis for axis in ("tp", "cp", "ep", "pp")},
     "kv": "tp",
@@ -338,9 +358,16 @@ def build_process_groups(mesh: ParallelMesh, timeout: timedelta, high_priority: 
             mine[axis] = group
     if has_tags and "pp" in mine:
         mine["pp_up"] = mine["pp"]
-    if mesh.copies_experts_as_dense and "dp_cp" in mine:
-        mine["expert_dp"] = mine["dp_cp"]
+    for own, other in _same_groups(mesh).items():
+        if other in mine:
+            mine[own] = mine[other]
     return ProcessGroups(**mine)
+
+
+def _same_groups(mesh: ParallelMesh) -> dict[str, str]:
+    """Groups of experts that are another group too."""
+    same = {"etp": "tp"} if mesh.expert_shares == 1 else {}
+    return {**same, "expert_dp": "dp_cp"} if mesh.copies_experts_as_dense else same
 
 
 def _options(is_high_priority: bool, timeout: timedelta) -> Any:
@@ -359,7 +386,7 @@ def _axis_groups(mesh: ParallelMesh, has_tags: bool) -> Iterator[tuple[str, tupl
     Groups with one member are left out.
     """
     for axis in (field.name for field in fields(ProcessGroups)):
-        if (axis == "pp_up" and has_tags) or (axis == "expert_dp" and mesh.copies_experts_as_dense):
+        if (axis == "pp_up" and has_tags) or axis in _same_groups(mesh):
             continue
         attribute = "pp_ranks" if axis == "pp_up" else f"{axis}_ranks"
         groups = dict.fromkeys(getattr(mesh.at(rank), attribute) for rank in range(mesh.world_size))

@@ -32,13 +32,13 @@ class ExpertParallel:
     rank: int = 0
     group: dist.ProcessGroup | None = None
     """None when size is 1."""
-    whole_experts: bool = False
-    """Each expert is whole on its rank, and each tp rank brings its own part of the tokens to the experts."""
+    shares: int = 1
+    """Parts of the tokens that different tp ranks bring to the experts."""
 
     @classmethod
     def build(cls, mesh: ParallelMesh, groups: ProcessGroups) -> ExpertParallel:
         """The ep axis of ``mesh``."""
-        return cls(mesh.ep, mesh.ep_rank, groups.ep, mesh.whole_experts)
+        return cls(mesh.ep, mesh.ep_rank, groups.ep, mesh.expert_shares)
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,10 @@ class ParameterLayout:
     global_shape: tuple[int, ...]
     """Shape of the undivided tensor; vocabulary tables with their padding."""
     tp_dim: int | None
-    """Dim that is divided over tp; None if every tp rank holds the whole tensor, or whole experts."""
+    """Dim that is divided over tp, of experts over the ranks of tp that divide one; None if each has the whole."""
     partial_over_tp: bool
-    """Replicated, but each tp rank sees only a part of the parameter's inputs: the gradient is summed over tp."""
+    """Replicated, but each tp rank sees only a part of the parameter's inputs: the gradient is summed over tp, of
+    experts over the ranks of tp that divide one."""
     tied_over_stages: bool
     """The embedding table that two pipeline ranks hold: their gradients are summed, and the table counts once."""
     is_matrix: bool
@@ -101,9 +102,9 @@ class ParameterLayout:
 
         If other tp ranks hold the same key and value heads, these heads are the last box.
         """
-        # The tp ranks with copies of a whole expert count as its copies along dp.
-        is_whole = self.is_expert and mesh.whole_experts
-        owns = mesh.tp_rank == 0 or self.tp_dim is not None or is_whole
+        # Other tp ranks with the same part of an expert count as its copies along dp.
+        tp, tp_rank = (mesh.expert_tp, mesh.expert_tp_rank) if self.is_expert else (mesh.tp, mesh.tp_rank)
+        owns = tp_rank == 0 or self.tp_dim is not None
         owns = owns and (mesh.is_first_stage or not self.tied_over_stages)
         if self.has_kv_copies(mesh):
             assert self.packed_heads is not None
@@ -112,7 +113,7 @@ class ParameterLayout:
             last = self._rows(shared, len(queries) * width, owns and mesh.tp_rank % mesh.kv_copies == 0)
             return (self._rows(queries, 0, owns), last) if queries else (last,)
         offset, shape = [0] * len(self.global_shape), list(self.global_shape)
-        for dim, size, rank in ((self.tp_dim, mesh.tp, mesh.tp_rank), (self._expert_dim, mesh.ep, mesh.ep_rank)):
+        for dim, size, rank in ((self.tp_dim, tp, tp_rank), (self._expert_dim, mesh.ep, mesh.ep_rank)):
             if dim is not None:
                 shape[dim] //= size
                 offset[dim] = rank * shape[dim]
@@ -138,7 +139,7 @@ class ParameterLayout:
         if self.has_kv_copies(mesh):
             return (sum(box.shape[0] for box in self.boxes(mesh)), *shape[1:])
         if self.tp_dim is not None:
-            shape[self.tp_dim] //= mesh.tp
+            shape[self.tp_dim] //= mesh.expert_tp if self.is_expert else mesh.tp
         if self.is_expert:
             shape[0] //= mesh.ep
         return tuple(shape)
@@ -262,19 +263,21 @@ class ParameterBuilder:
             std: as in ``weight``.
             tp_dim: dim of ``shape`` divided over tp.
         """
-        tp_dim = None if self.mesh.whole_experts else tp_dim
         layout = ParameterLayout(self.prefix + name, shape, tp_dim, False, False, is_matrix=True, is_expert=True)
         one = replace(layout, global_shape=shape[1:], tp_dim=None if tp_dim is None else tp_dim - 1, is_expert=False)
+        part_of_one = replace(self.mesh, tp=self.mesh.expert_tp, expert_shares=1, rank=self.mesh.expert_tp_rank)
         count = shape[0] // self.mesh.ep
         first = self.mesh.ep_rank * count
         drawn = [self._random(shape[1:], std, layout.name, expert) for expert in range(first, first + count)]
 
         def fill(part: torch.Tensor, start: int) -> None:
-            size = math.prod(one.local_shape(self.mesh))
+            size = math.prod(one.local_shape(part_of_one))
             for expert, matrix in enumerate(drawn):
                 low, high = max(start, expert * size), min(start + part.numel(), (expert + 1) * size)
                 if low < high:
-                    matrix.fill(part[low - start : high - start], low - expert * size, one.boxes(self.mesh), self.dtype)
+                    matrix.fill(
+                        part[low - start : high - start], low - expert * size, one.boxes(part_of_one), self.dtype
+                    )
 
         return self._add(layout, fill)
 
@@ -292,12 +295,11 @@ class ParameterBuilder:
         valid_rows: int | None = None,
     ) -> nn.Parameter:
         """A bias or norm weight without weight decay; all entries start at ``value``, which padding needs to be 0."""
-        is_whole = is_expert and self.mesh.whole_experts
         layout = ParameterLayout(
             name=self.prefix + name,
             global_shape=shape,
-            tp_dim=None if is_whole else tp_dim,
-            partial_over_tp=not is_whole and self._is_partial(partial_over_tp, on_sequence_shard),
+            tp_dim=tp_dim,
+            partial_over_tp=self._is_partial(partial_over_tp, on_sequence_shard),
             tied_over_stages=False,
             is_matrix=False,
             valid_rows=valid_rows,

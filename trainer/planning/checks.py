@@ -197,8 +197,8 @@ def _nearest_layouts(config: TrainConfig, world_size: int) -> list[str]:
 
     near = nearest_layouts(world_size, (tp, cp, pp), fits)
     # If no layout fits ep, show the others: the check of ep reports the problem once the rest fits.
-    not_over = 1 if parallel.has_whole_experts else None
-    near = [one for one in near if world_size // ((not_over or one[0]) * one[2]) % ep == 0] or near
+    shares = parallel.expert_shares_of
+    near = [one for one in near if world_size // (one[0] * one[2]) * shares(one[0]) % ep == 0] or near
     is_given = training.global_batch_size is not None or training.step_batch_size_schedule is not None
     batch_size, micro_batch_size = config.global_batch_size(1) if is_given else None, training.micro_batch_size
     # Prefer layouts that divide the global batch: any other would be refused by the next check.

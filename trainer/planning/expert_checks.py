@@ -168,7 +168,7 @@ def check_expert_keys(config: TrainConfig) -> None:
 def check_expert_ranks(config: TrainConfig, dp: int) -> None:
     """Refuse expert parallelism that does not divide the ranks over which experts may be divided.
 
-    Those hold copies of everything else; whole experts are divided over the ranks of tp too.
+    Those hold copies of everything else; experts that not all tp ranks divide are divided over ranks of tp too.
 
     Args:
         config: with tp, pp and cp that divide the world.
@@ -180,7 +180,7 @@ def check_expert_ranks(config: TrainConfig, dp: int) -> None:
     parallel, ep = config.parallel, config.parallel.expert_model_parallel_size
     places, cp = dp * parallel.expert_places, parallel.context_parallel_size
     if places % ep:
-        with_tp = f"TP {parallel.tensor_model_parallel_size} x " if parallel.has_whole_experts else ""
+        with_tp = f"{parallel.expert_shares} of TP x " if parallel.expert_shares > 1 else ""
         raise ConfigError(
             "parallel.expert_model_parallel_size",
             f"{ep} does not divide {with_tp}DP {dp} x CP {cp} = {places}, over which experts are divided; use one of "

@@ -168,8 +168,11 @@ IMPOSSIBLE: Rows = (
     ),
     (
         "parallel.expert_tensor_parallel_size",
-        lambda c: c.parallel.expert_tensor_parallel_size not in (None, 1, c.parallel.tensor_model_parallel_size),
-        "must be 1, or parallel.tensor_model_parallel_size, which is the default",
+        lambda c: (
+            c.model.num_experts is not None
+            and c.parallel.tensor_model_parallel_size % (c.parallel.expert_tensor_parallel_size or 1) != 0
+        ),
+        "must divide parallel.tensor_model_parallel_size, which is the default; use 1, or leave it out",
     ),
     (
         "model.moe_router_topk",

@@ -74,18 +74,17 @@ def check_exclusive(config: TrainConfig) -> None:
                 )
 
 
-def tensor_parallel_widths(config: TrainConfig) -> Iterator[tuple[str, int]]:
-    """(key, width) of every width that tp must divide."""
+def tensor_parallel_widths(config: TrainConfig, tp: int) -> Iterator[tuple[str, int, int]]:
+    """(key, width, ranks of ``tp`` that must divide it) of every width that tp divides."""
     model = config.model
-    yield "num_attention_heads", model.num_attention_heads
+    yield "num_attention_heads", model.num_attention_heads, tp
     if model.has_dense_layers:
-        yield "ffn_hidden_size", model.ffn_size
+        yield "ffn_hidden_size", model.ffn_size, tp
     if model.num_experts is not None:
-        if not config.parallel.has_whole_experts:
-            name = "ffn_hidden_size" if model.moe_ffn_hidden_size is None else "moe_ffn_hidden_size"
-            yield name, model.expert_ffn_size
+        name = "ffn_hidden_size" if model.moe_ffn_hidden_size is None else "moe_ffn_hidden_size"
+        yield name, model.expert_ffn_size, tp // config.parallel.expert_shares_of(tp)
         if model.moe_shared_expert_intermediate_size is not None:
-            yield "moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size
+            yield "moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size, tp
 
 
 def fits_tensor_parallel(config: TrainConfig, tp: int) -> bool:
@@ -94,7 +93,9 @@ def fits_tensor_parallel(config: TrainConfig, tp: int) -> bool:
     It must divide that number or be a multiple of it.
     """
     groups = config.model.query_groups
-    return all(width % tp == 0 for _, width in tensor_parallel_widths(config)) and not (groups % tp and tp % groups)
+    if groups % tp and tp % groups:
+        return False
+    return all(width % ranks == 0 for _, width, ranks in tensor_parallel_widths(config, tp))
 
 
 def fits_context_parallel(config: TrainConfig, tp: int, cp: int) -> bool:
@@ -117,9 +118,9 @@ def _check_tensor_parallel(config: TrainConfig) -> None:
     key = "parallel.tensor_model_parallel_size"
     if tp == 1:
         return
-    for name, size in tensor_parallel_widths(config):
-        if size % tp:
-            raise ConfigError(key, f"{tp} does not divide model.{name} {size}; use one of {divisors(size)}")
+    for name, size, ranks in tensor_parallel_widths(config, tp):
+        if size % ranks:
+            raise ConfigError(key, f"{ranks} does not divide model.{name} {size}; use one of {divisors(size)}")
     groups = model.query_groups
     if groups % tp and tp % groups:
         valid = [n for n in divisors_of(model.num_attention_heads) if fits_tensor_parallel(config, n)]

@@ -78,8 +78,8 @@ def _axes(config: TrainConfig, mesh: ParallelMesh) -> str:
     if mesh.cp > 1:
         axes.append(f"CP {mesh.cp} ({config.parallel.cp_comm_type})")
     axes.append(f"DP {mesh.dp}")
-    experts = f", EP {mesh.ep}" if mesh.ep > 1 else ""
-    return " x ".join(axes) + experts + (" of whole experts" if mesh.whole_experts and experts else "")
+    experts = f", EP {mesh.ep}" if mesh.ep > 1 or mesh.expert_shares > 1 else ""
+    return " x ".join(axes) + experts + (f" with ETP {mesh.expert_tp}" if mesh.expert_shares > 1 else "")
 
 
 def _pipeline(config: TrainConfig, mesh: ParallelMesh, vocab_size: int) -> list[str]:

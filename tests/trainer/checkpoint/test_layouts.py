@@ -132,7 +132,7 @@ EXPERT_LAYOUTS = {
     "pp2 ep2": layout(4, pp=2, ep=2),
     "ep4 zero2": layout(4, ep=4, zero=GRADS),
     "tp2 whole ep4": layout(4, tp=2, ep=4, etp=1, zero=OPTIM),
-    "tp4 whole ep2": layout(4, tp=4, ep=2, etp=1),
+    "tp4 etp2 ep2": layout(4, tp=4, ep=2, etp=2),
 }
 FAMILIES = {"dense": (DENSE, LAYOUTS), "experts": (EXPERTS, EXPERT_LAYOUTS)}
 CELLS = [(family, name) for family, (_, layouts) in FAMILIES.items() for name in layouts]

@@ -191,7 +191,7 @@ def test_newer_and_older_names_of_a_key():
             "'aux_loss', 'seq_aux_loss', 'sinkhorn' or 'none'",
         ),
         (["--cp-comm-type", "ring"], "parallel.cp_comm_type", "'p2p' or 'a2a'"),
-        (["--expert-tensor-parallel-size", "2"], "parallel.expert_tensor_parallel_size", "must be 1, or"),
+        (["--num-experts=2", "--expert-tensor-parallel-size=2"], "parallel.expert_tensor_parallel_size", "must divide"),
         (["--moe-layer-freq", "([1]*3)"], "model.moe_layer_freq", "one entry for each of the 2 layers"),
         (["--exp-avg-sq-dtype", "fp16"], "optimizer.exp_avg_sq_dtype", "use bf16, or fp32"),
         (["--mtp-loss-scaling-factor", "0.3"], "model.mtp_loss_scaling_factor", "needs mtp_num_layers"),

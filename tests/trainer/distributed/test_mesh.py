@@ -13,7 +13,7 @@ from trainer.distributed.mesh import ParallelMesh, ProcessGroups, build_process_
 from trainer.planning.build_config import build_config
 from trainer.planning.command_line import build_train_config, parse_command_line
 
-AXES = ("tp", "kv", "cp", "dp_cp", "ep", "expert_dp", "pp", "pp_up", "embedding")
+AXES = ("tp", "etp", "kv", "cp", "dp_cp", "ep", "expert_dp", "pp", "pp_up", "embedding")
 SIZES = [
     {"tp": 1, "pp": 1, "dp": 1},
     {"tp": 2, "pp": 3, "dp": 4},
@@ -22,9 +22,10 @@ SIZES = [
     {"tp": 1, "pp": 2, "dp": 3, "cp": 4, "ep": 6},
     {"tp": 2, "pp": 3, "dp": 3, "cp": 2, "ep": 6, "pp_before_dp": True},
     {"tp": 1, "pp": 2, "dp": 4, "cp": 2, "ep": 4, "pp_before_dp": True},
-    {"tp": 2, "pp": 2, "dp": 3, "cp": 2, "ep": 4, "whole_experts": True},
-    {"tp": 4, "pp": 2, "dp": 2, "ep": 2, "whole_experts": True, "pp_before_dp": True},
-    {"tp": 2, "pp": 1, "dp": 2, "ep": 1, "whole_experts": True},
+    {"tp": 2, "pp": 2, "dp": 3, "cp": 2, "ep": 4, "expert_shares": 2},
+    {"tp": 4, "pp": 2, "dp": 2, "ep": 2, "expert_shares": 4, "pp_before_dp": True},
+    {"tp": 2, "pp": 1, "dp": 2, "ep": 1, "expert_shares": 2},
+    {"tp": 4, "pp": 2, "dp": 2, "cp": 2, "ep": 4, "expert_shares": 2},
 ]
 
 
@@ -51,7 +52,7 @@ def meshes_of(sizes):
 def test_coordinates_and_ranks_are_one_to_one(sizes):
     meshes = meshes_of(sizes)
     assert len({(mesh.tp_rank, mesh.cp_rank, mesh.dp_rank, mesh.pp_rank) for mesh in meshes}) == len(meshes)
-    of_expert = {(mesh.tp_rank % mesh.expert_tp, mesh.ep_rank, mesh.expert_dp_rank, mesh.pp_rank) for mesh in meshes}
+    of_expert = {(mesh.expert_tp_rank, mesh.ep_rank, mesh.expert_dp_rank, mesh.pp_rank) for mesh in meshes}
     assert len(of_expert) == len(meshes)
     for mesh in meshes:
         for is_expert, members in ((False, mesh.dp_cp_ranks), (True, mesh.expert_dp_ranks)):
@@ -71,7 +72,8 @@ def test_each_axis_divides_the_world(sizes):
         "cp": meshes[0].cp,
         "dp_cp": data,
         "ep": meshes[0].ep,
-        "expert_dp": data * meshes[0].tp // meshes[0].expert_tp // meshes[0].ep,
+        "etp": meshes[0].expert_tp,
+        "expert_dp": data * meshes[0].expert_shares // meshes[0].ep,
         "pp": meshes[0].pp,
     }
     for axis, size in expected.items():

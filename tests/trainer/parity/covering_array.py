@@ -119,26 +119,30 @@ CHUNKED_LOSS = (
     Case("llama", tp=2, dp=2, zero=1, precision="bf16", steps="adam", gradients="bf16", recompute="loss"),
 )
 
-# In addition to the array: experts that tp does not divide. Over tp alone, over a part of it, over tp and data ranks,
-# with copies on other tp ranks only, and with every kind of step, schedule, capacity and shared expert.
-WHOLE_EXPERTS = (
-    Case("mixtral", tp=2, ep=2, whole=True, sp=True, micro_batches=2),
-    Case("mixtral", tp=2, ep=2, whole=True, micro_batches=2, steps="adam"),
-    Case("mixtral", tp=2, ep=1, whole=True, sp=True, micro_batches=2),
-    Case("mixtral", tp=2, ep=1, whole=True, zero=1, micro_batches=2),
-    Case("mixtral", tp=2, ep=2, whole=True, zero=3, micro_batches=2),
-    Case("mixtral", tp=4, ep=2, whole=True, sp=True, recompute="moe", micro_batches=2),
-    Case("mixtral", tp=2, dp=2, ep=2, whole=True, sp=True, zero=1, micro_batches=2, steps="adam"),
-    Case("mixtral", tp=2, dp=2, ep=4, whole=True, zero=3, micro_batches=2),
-    Case("mixtral", tp=2, dp=2, ep=1, whole=True, sp=True, zero=2, micro_batches=2),
-    Case("mixtral", tp=2, pp=2, ep=2, whole=True, sp=True, schedule="zb-h1", order="tp-cp-ep-pp-dp"),
-    Case("mixtral", tp=2, pp=2, dp=2, ep=4, whole=True, sp=True, schedule="interleaved", order="tp-cp-ep-pp-dp"),
-    Case("capacity", tp=2, cp=2, ep=4, whole=True, sp=True, micro_batches=2),
-    Case("capacity", tp=2, dp=2, ep=2, whole=True, recompute="block", micro_batches=2),
-    Case("deepseek", tp=2, ep=2, whole=True, sp=True, micro_batches=2),
-    Case("deepseek", tp=2, dp=2, ep=4, whole=True, zero=1, micro_batches=2, steps="adam"),
-    Case("sigmoid", tp=2, cp=2, ep=2, whole=True, sp=True, recompute="moe-act", micro_batches=2),
-    Case("mixtral", tp=2, dp=2, ep=2, whole=True, sp=True, precision="bf16", steps="adam", zero=1),
+# In addition to the array: experts that not all tp ranks divide. Over tp alone, a part of it, tp and data ranks, with
+# copies on other tp ranks only, and with every kind of step, schedule, capacity and shared expert.
+EXPERTS_OVER_TP = (
+    Case("mixtral", tp=2, ep=2, etp=1, sp=True, micro_batches=2),
+    Case("mixtral", tp=2, ep=2, etp=1, micro_batches=2, steps="adam"),
+    Case("mixtral", tp=2, ep=1, etp=1, sp=True, micro_batches=2),
+    Case("mixtral", tp=2, ep=1, etp=1, zero=1, micro_batches=2),
+    Case("mixtral", tp=2, ep=2, etp=1, zero=3, micro_batches=2),
+    Case("mixtral", tp=4, ep=2, etp=1, sp=True, recompute="moe", micro_batches=2),
+    Case("mixtral", tp=2, dp=2, ep=2, etp=1, sp=True, zero=1, micro_batches=2, steps="adam"),
+    Case("mixtral", tp=2, dp=2, ep=4, etp=1, zero=3, micro_batches=2),
+    Case("mixtral", tp=2, dp=2, ep=1, etp=1, sp=True, zero=2, micro_batches=2),
+    Case("mixtral", tp=2, pp=2, ep=2, etp=1, sp=True, schedule="zb-h1", order="tp-cp-ep-pp-dp"),
+    Case("mixtral", tp=2, pp=2, dp=2, ep=4, etp=1, sp=True, schedule="interleaved", order="tp-cp-ep-pp-dp"),
+    Case("capacity", tp=2, cp=2, ep=4, etp=1, sp=True, micro_batches=2),
+    Case("capacity", tp=2, dp=2, ep=2, etp=1, recompute="block", micro_batches=2),
+    Case("deepseek", tp=2, ep=2, etp=1, sp=True, micro_batches=2),
+    Case("deepseek", tp=2, dp=2, ep=4, etp=1, zero=1, micro_batches=2, steps="adam"),
+    Case("sigmoid", tp=2, cp=2, ep=2, etp=1, sp=True, recompute="moe-act", micro_batches=2),
+    Case("mixtral", tp=2, dp=2, ep=2, etp=1, sp=True, precision="bf16", steps="adam", zero=1),
+    Case("mixtral", tp=4, ep=2, etp=2, sp=True, micro_batches=2),
+    Case("sigmoid", tp=4, ep=2, etp=2, micro_batches=2, steps="adam"),
+    Case("sigmoid", tp=4, ep=1, etp=2, sp=True, zero=1, micro_batches=2),
+    Case("sigmoid", tp=4, dp=2, ep=2, etp=2, sp=True, zero=3, recompute="moe", micro_batches=2),
 )
 
 # In addition to the array: a word table on both ends of the pipeline for multi-token prediction, in shards.

@@ -364,7 +364,7 @@ FAULTS = (
     _fault(expert_mutations.token_gradients_not_summed, lambda c: _has_experts(c) and c.tp > 1 and not c.sp),
     _fault(expert_mutations.tokens_back_in_the_order_of_arrival, lambda c: _has_experts(c) and c.ep > 1),
     _fault(expert_mutations.experts_summed_over_all_data_ranks, lambda c: _has_experts(c) and c.ep > 1 and not c.zero),
-    _fault(expert_mutations.tokens_of_the_first_tp_rank, lambda c: c.whole and c.sp),
-    _fault(expert_mutations.copies_on_other_tp_ranks_not_summed, lambda c: c.whole and c.ep == 1 and not c.zero),
+    _fault(expert_mutations.tokens_of_the_first_tp_rank, lambda c: c.etp == 1 and c.sp),
+    _fault(expert_mutations.copies_on_other_tp_ranks_not_summed, lambda c: c.etp == 1 and c.ep == 1 and not c.zero),
     _fault(expert_mutations.expert_sum_dropped, lambda c: _has_experts(c) and c.ep == 1 and c.dp > 1 and not c.zero),
 )

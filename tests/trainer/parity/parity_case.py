@@ -212,7 +212,7 @@ class Case:
     cp: int = 1
     dp: int = 1
     ep: int = 1
-    whole: bool = False  # experts are not divided over tp
+    etp: int | None = None  # ranks that divide an expert; None: tp
     sp: bool = False
     cp_comm: str = "p2p"
     schedule: str = "1f1b"
@@ -290,7 +290,7 @@ class Case:
                     "pipeline_model_parallel_size": self.pp,
                     "context_parallel_size": self.cp,
                     "expert_model_parallel_size": self.ep,
-                    "expert_tensor_parallel_size": 1 if self.whole else None,
+                    "expert_tensor_parallel_size": self.etp,
                     "cp_comm_type": self.cp_comm,
                     "rank_order": self.order,
                     "sequence_parallel": self.sp,

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from tests.trainer.parity.covering_array import WHOLE_EXPERTS, case_of, committed
+from tests.trainer.parity.covering_array import EXPERTS_OVER_TP, case_of, committed
 from tests.trainer.parity.deviation import excesses
 from tests.trainer.parity.layout_parity import compare, problems
 from tests.trainer.parity.mutations import FAULTS
@@ -15,7 +15,7 @@ RANKS = 8
 # On another processor a fault that is barely above a limit would be below.
 MARGIN = 100.0
 CASES = sorted((case_of(row) for row in committed()), key=lambda case: (case.world_size, case.micro_batches))
-CASES += WHOLE_EXPERTS
+CASES += EXPERTS_OVER_TP
 
 
 def test_there_are_at_least_twelve_faults():

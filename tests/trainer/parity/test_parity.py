@@ -12,11 +12,11 @@ from tests.parity import rows as rows_in_full
 from tests.trainer.parity.balanced_models import BALANCED
 from tests.trainer.parity.covering_array import (
     CHUNKED_LOSS,
+    EXPERTS_OVER_TP,
     FACTORS,
     FURTHER_TOKENS,
     MAX_ROWS,
     SIXTEEN_BIT,
-    WHOLE_EXPERTS,
     WIDER_MESHES,
     case_of,
     committed,
@@ -34,7 +34,7 @@ ROWS = committed()
 CASES = [case_of(row) for row in ROWS]
 
 
-@pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS, *CHUNKED_LOSS, *WHOLE_EXPERTS], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *FURTHER_TOKENS, *CHUNKED_LOSS, *EXPERTS_OVER_TP], ids=str)
 def test_loss_gradients_and_steps_equal_the_serial_run(ranks, serials, case):
     found = compare(ranks, serials, case)
     assert not problems(case, found), str(found)

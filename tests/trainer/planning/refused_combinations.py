@@ -195,7 +195,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
     ),
     ({"parallel": {EP: 2}}, f"parallel.{EP}", "set model.num_experts", {"model": MOE}),
     ({"parallel": {EP: 3}, "model": MOE}, f"parallel.{EP}", "use one of 1, 2, 4", {"parallel": {EP: 4}}),
-    ({"parallel": {TP: 4, ETP: 2}, "model": MOE}, f"parallel.{ETP}", "must be 1, or", {"parallel": {TP: 4, ETP: 1}}),
+    ({"parallel": {TP: 2, ETP: 4}, "model": MOE}, f"parallel.{ETP}", "must divide", {"parallel": {TP: 4, ETP: 2}}),
     (
         {"model": {**MOE, "moe_router_topk": 5}},
         "model.moe_router_topk",
@@ -312,13 +312,6 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[str, Any
         f"parallel.{TP}",
         "model.moe_ffn_hidden_size 30",
         {"parallel": {TP: 2}},
-    ),
-    (
-        {"parallel": {TP: 4}, "model": {**MOE, "moe_ffn_hidden_size": 34}},
-        f"parallel.{TP}",
-        "model.moe_ffn_hidden_size 34",
-        # tp does not divide whole experts.
-        {"parallel": {TP: 4, ETP: 1}},
     ),
     (
         {"parallel": {TP: 4}, "model": {**MOE, "moe_shared_expert_intermediate_size": 30}},

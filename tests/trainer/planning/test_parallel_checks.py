@@ -129,8 +129,17 @@ def test_whole_experts_divide_over_tp_too() -> None:
     for world_size in (4, 8, 12):
         check_world_size(one, world_size)
     error = refusal(build(parallel={TP: 2, EP: 4, ETP: 1}, model=MOE), 6)
-    assert "4 does not divide TP 2 x DP 3 x CP 1 = 6" in error.problem and "use one of 1, 2" in error.problem
+    assert "4 does not divide 2 of TP x DP 3 x CP 1 = 6" in error.problem and "use one of 1, 2" in error.problem
     assert refusal(build(parallel={TP: 4, EP: 4}, model=MOE), 4).key == f"parallel.{EP}"
+    assert refusal(build(parallel={TP: 4, EP: 4, ETP: 2}, model=MOE), 4).key == f"parallel.{EP}"
+    check_world_size(build(parallel={TP: 4, EP: 4, ETP: 2}, model=MOE), 8)
+    # Only the ranks that divide an expert must divide its width.
+    narrow = {**MOE, "moe_ffn_hidden_size": 34}
+    check_world_size(build(parallel={TP: 4, ETP: 2}, model=narrow), 4)
+    with pytest.raises(ConfigError, match="4 does not divide model.moe_ffn_hidden_size 34"):
+        build(parallel={TP: 4}, model=narrow)
+    # Without experts the key means nothing.
+    check_world_size(build(parallel={TP: 2, ETP: 4}), 4)
 
 
 def test_nearest_layouts_also_fit_the_experts() -> None:

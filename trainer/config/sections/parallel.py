@@ -8,7 +8,7 @@ from trainer.config.sections.section import Section
 
 
 class ParallelConfig(Section):
-    """Parallel layout: world size = tp x pp x cp x dp; ep divides dp x cp, and with whole experts tp x dp x cp."""
+    """Parallel layout: world size = tp x pp x cp x dp; ep divides dp x cp, or with whole experts tp x dp x cp."""
 
     tensor_model_parallel_size: PositiveInt = 1
     """Ranks that share each layer (tp)."""
@@ -21,8 +21,9 @@ class ParallelConfig(Section):
     expert_model_parallel_size: PositiveInt = 1
     """Ranks that share the experts of a layer (ep)."""
     expert_tensor_parallel_size: PositiveInt | None = None
-    """Ranks that share each expert: tensor_model_parallel_size, the default, or 1. With 1 each expert is whole on its
-    rank, and ep also spans the ranks of tp, which then route different tokens: larger products, and fewer messages."""
+    """Ranks of tp that share each expert; divides tensor_model_parallel_size, the default. With fewer, ep also spans
+    ranks of tp, which bring different tokens to the experts: larger products, and fewer messages. With 1 each expert is
+    whole on its rank. No effect without experts."""
     rank_order: Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"] = "tp-cp-ep-dp-pp"
     """Axes from neighbouring ranks to distant ones. With pp before dp a pipeline is on neighbouring ranks, and messages
     of gradients cross nodes. Results are the same, and checkpoints can be loaded with either order."""
@@ -62,20 +63,25 @@ class ParallelConfig(Section):
     distributed_timeout_minutes: float = Field(default=10.0, gt=0.0, le=525_600.0)
     """Timeout of collectives in minutes, after which a rank fails; at most a year."""
 
-    @property
-    def has_whole_experts(self) -> bool:
-        """True if tp ranks hold different experts, each whole, or copies of them."""
-        return self.expert_tensor_parallel_size == 1 and self.tensor_model_parallel_size > 1
-
-    @property
-    def expert_tp(self) -> int:
-        """Ranks that divide an expert."""
-        return 1 if self.has_whole_experts else self.tensor_model_parallel_size
+    def expert_shares_of(self, tp: int) -> int:
+        """Parts of a micro-batch's tokens that different ranks of ``tp`` bring to the experts."""
+        divided = self.expert_tensor_parallel_size
+        return tp // divided if divided is not None and tp % divided == 0 else 1
 
     @property
     def expert_shares(self) -> int:
         """Parts of a micro-batch's tokens that different tp ranks bring to the experts."""
-        return self.tensor_model_parallel_size // self.expert_tp
+        return self.expert_shares_of(self.tensor_model_parallel_size)
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that divide an expert."""
+        return self.tensor_model_parallel_size // self.expert_shares
+
+    @property
+    def has_whole_experts(self) -> bool:
+        """True if tp ranks hold different experts, each whole, or copies of them."""
+        return self.expert_tp == 1 < self.tensor_model_parallel_size
 
     @property
     def expert_places(self) -> int:

@@ -9,9 +9,9 @@ last bias they multiply the input of the experts' last matrix product instead. S
 *f* and *g* every gradient is a partial sum over tp: the gradient of the tokens, which f completes, and the gradient of
 the router's weight.
 
-With whole experts every tp rank still routes all tokens, so that losses and capacity are those of any layout, but
-brings only its own T/t to the experts, on ranks of any tp. Their results need no sum over tp: under sequence
-parallelism they are its shard already, and otherwise the sum only puts the ranks' tokens together.
+Where fewer ranks than tp divide an expert, every tp rank still routes all tokens, so that losses and capacity are those
+of any layout, but brings only its share of them to the experts, on ranks of any tp. Results of whole experts need no
+sum over tp: under sequence parallelism they are its shard already, and otherwise the sum only puts the tokens together.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class MoE(nn.Module):
         self._kernels = builder.kernels
         self.router = Router(model, builder.under("router"), axes.cp)
         self.numbers = RouterNumbers(model, builder)
-        divided = 1 if axes.ep.whole_experts else axes.tp.size
-        self.experts = Experts(model, builder.under("experts"), divided, recompute_activation)
+        self._divided = axes.tp.size // axes.ep.shares
+        self.experts = Experts(model, builder.under("experts"), self._divided, recompute_activation)
         self.shared_expert: MLP | None = None
         if model.moe_shared_expert_intermediate_size is not None:
             self.shared_expert = MLP(
@@ -85,22 +85,22 @@ class MoE(nn.Module):
         routing: Routing = self.router(tokens, forward_pass.limits_experts)
         weights = self._with_losses(routing, whole.shape[1], forward_pass.aux_loss_scale)
         kept = self._within_capacity(routing, whole.shape[:2]) if forward_pass.limits_experts else None
-        if not self._axes.ep.whole_experts:
+        if self._axes.ep.shares == 1:
             routed = self._through_experts(tokens, routing.experts, weights, kept)
             return self._summed(whole, routed.view(whole.shape), needs_values, adds_bias)
         own = self._own_tokens(len(tokens))
         mine = (routing.experts[own], weights[own], None if kept is None else kept[own])
         routed = self._through_experts(tokens[own], *mine)
-        if self._axes.tp.sequence_parallel:
+        if self._axes.tp.sequence_parallel and self._divided == 1:
             return self._beside(whole, routed.view(hidden.shape), needs_values, adds_bias)
-        # The sum over tp puts the parts together.
+        # The sum over tp puts the parts together, and adds what ranks that divide an expert have of each.
         padded = F.pad(routed, (0, 0, own.start, len(tokens) - own.stop))
         return self._summed(whole, padded.view(whole.shape), needs_values, adds_bias)
 
     def _own_tokens(self, count: int) -> slice:
-        """The tokens that this tp rank brings to whole experts; under sequence parallelism those of its shard."""
-        tp = self._axes.tp
-        return slice(count * tp.rank // tp.size, count * (tp.rank + 1) // tp.size)
+        """The tokens that this tp rank brings to the experts; of whole ones, those of its shard of the sequence."""
+        share, shares = self._axes.tp.rank // self._divided, self._axes.ep.shares
+        return slice(count * share // shares, count * (share + 1) // shares)
 
     def _through_experts(
         self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, kept: torch.Tensor | None

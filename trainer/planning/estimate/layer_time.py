@@ -251,7 +251,7 @@ def expert_group(config: TrainConfig, links: Links) -> RankGroup:
     )
     near = min(parallel.expert_shares, ep)
     inner = min(cp, ep // near)
-    return links.group((near, 1), (inner, tp), (ep // near // inner, replica_distance(config)))
+    return links.group((near, parallel.expert_tp), (inner, tp), (ep // near // inner, replica_distance(config)))
 
 
 def replica_distance(config: TrainConfig) -> int:

@@ -47,7 +47,7 @@ def test_an_open_value_among_flags_is_asked_for_by_the_name_of_its_flag(written:
 def test_a_value_by_a_flags_name_is_its_whole_value(tmp_path: Path) -> None:
     script = f"{TRAIN.replace('--mock-data', '--data-path 0.3 <PATH TO A> 0.7 <PATH TO B>')} --lr-decay-style cosine"
     assert config_of(script, tmp_path, **{"data-path": "1 a 2 b 3 c"}).data.data_path == ["1", "a", "2", "b", "3", "c"]
-    # A variable of the script is no flag.
+    # A variable of the script does not count as a flag.
     script = f"seed=7\n{TRAIN} --seed <your data seed> --log-interval $seed"
     with pytest.raises(UsageError, match="--seed: <your data seed> .*; write the value into the script"):
         read(script, tmp_path)

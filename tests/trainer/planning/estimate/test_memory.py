@@ -70,6 +70,7 @@ def tiny(
             {TP: 2, "expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1},
             4,
         ),
+        (EXPERTS, {TP: 4, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2}, 4),
     ],
 )
 def test_parameters_of_every_rank_are_exact(model: dict[str, Any], parallel: dict[str, Any], world_size: int) -> None:
