@@ -27,7 +27,7 @@ class WatchApp(App[None]):
     #filter { padding: 0 1; background: ansi_default; border: none; height: 1; }
     RowList, LogView { background: ansi_default; border: none; padding: 0; }
     RowList:focus, LogView:focus { border: none; background-tint: ansi_default 0%; }
-    RowList { height: auto; scrollbar-gutter: auto; }
+    RowList { height: auto; scrollbar-gutter: auto; text-wrap: nowrap; text-overflow: clip; }
     #runs { height: auto; max-height: 60%; }
     RowList > .option-list--option { padding: 0 1; }
     RowList > .option-list--option-highlighted, RowList:focus > .option-list--option-highlighted {

@@ -64,7 +64,7 @@ def ask_to_stop(trial):
     os.kill(supervisor_of(trial.path), signal.SIGTERM)
 
 
-# --- Checkpoints. The rank dies, too, so that the next attempt has to read them.
+# --- Checkpoints. The rank dies first: it would save another, and the next attempt has to read them.
 
 
 def newest(trial):
@@ -75,30 +75,30 @@ def newest(trial):
 
 def truncate(trial):
     """Cut off the end of a tensor file of the newest checkpoint."""
+    kill_rank(trial)
     path = largest(newest(trial)[0])
     os.truncate(path, path.stat().st_size // 2)
-    kill_rank(trial)
 
 
 def flip(trial):
     """Flip a bit in a tensor file of the newest checkpoint."""
+    kill_rank(trial)
     path = largest(newest(trial)[0])
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes(content)
-    kill_rank(trial)
 
 
 def delete(trial):
     """Delete a tensor file of the newest checkpoint."""
-    largest(newest(trial)[0]).unlink()
     kill_rank(trial)
+    largest(newest(trial)[0]).unlink()
 
 
 def damage_pointer(trial):
     """Fill the pointer to the newest checkpoint with bytes that do not make a number."""
-    newest(trial)[1].write_bytes(b"\0\0\0\0")
     kill_rank(trial)
+    newest(trial)[1].write_bytes(b"\0\0\0\0")
 
 
 def largest(folder):

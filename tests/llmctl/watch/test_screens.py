@@ -61,6 +61,15 @@ def test_the_table_says_the_same_as_status(size):
     play(demo_app(), act, size)
 
 
+def test_a_row_stays_on_one_line_beside_a_scroll_bar():
+    async def act(pilot):
+        rows = pilot.app.screen.query_one("#runs", RowList)
+        await until(pilot, lambda: rows.option_count == 5 and rows.show_vertical_scrollbar)
+        assert rows.virtual_size.height == 5
+
+    play(demo_app(), act, (200, 9))
+
+
 def test_every_state_is_shown_with_its_reason_below_the_table():
     async def act(pilot):
         reasons = (
