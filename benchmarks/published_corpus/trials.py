@@ -40,8 +40,10 @@ class Trials:
         made = make_vocabularies(folder / "vocabularies").folder
         self._files = {"vocab": made / "gpt2/vocab.json", "merges": made / "gpt2/merges.txt"}
         self._files |= {"pieces": made / "bpe.model", "words": made / "vocab.txt", "hub": made / "tokenizer.json"}
-        self._text = folder / "text.jsonl"
+        self._text, self._ids = folder / "text.jsonl", folder / "ids.jsonl"
         self._text.write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS * _COPIES), encoding="utf-8")
+        ids = [" ".join(str(byte) for byte in one.encode()) for one in TEXTS * _COPIES]
+        self._ids.write_text("".join(json.dumps({"text": one}) + "\n" for one in ids), encoding="utf-8")
 
     def outcome_of(self, sections: Mapping[str, Mapping[str, Any]]) -> str:
         """TRAINS, or the reason why the ten steps were not made; equal configs are trained once."""
@@ -96,7 +98,8 @@ class Trials:
         if not folder.is_dir():
             making = folder.with_name(f"{folder.name}.part")
             making.mkdir(exist_ok=True)
-            words = ["--input", str(self._text), "--output-prefix", str(making / "text"), *flags, "--workers", "1"]
+            text = self._ids if kind == "NullTokenizer" else self._text
+            words = ["--input", str(text), "--output-prefix", str(making / "text"), *flags, "--workers", "1"]
             if prepare(words) != 0:
                 raise RuntimeError(f"data are not prepared: {' '.join(flags)}")
             making.rename(folder)
