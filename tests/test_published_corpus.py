@@ -83,6 +83,8 @@ def test_an_imported_config_is_trained_at_a_small_size(corpus: Path, tmp_path: P
     trials = Trials(tmp_path)
     assert tried(outcome_of(script, NOW), script, NOW, trials).trial == TRAINS
     assert trials.outcome_of(sections) == TRAINS and trials.trained == 1
+    layout = {"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 2}
+    assert small_config({**sections, "parallel": layout}, tmp_path)["parallel"] == {}
     ids = {**sections, "data": {"data_path": ["/elsewhere/ids"], "tokenizer_type": "NullTokenizer"}}
     assert trials.outcome_of({**ids, "checkpoint": {}}) == TRAINS
     assert "no_such_module" in trials.outcome_of({**sections, "hooks": {"loss_function": "no_such_module:loss"}})

@@ -40,7 +40,8 @@ _DROPPED = {
     "model": "vocab_size moe_layer_freq window_layers attention_backend",
     "training": "exit_interval exit_duration_in_mins",
     "parallel": "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size cp_comm_type "
-    "expert_model_parallel_size sequence_parallel num_layers_per_virtual_pipeline_stage pipeline_schedule "
+    "expert_model_parallel_size expert_tensor_parallel_size sequence_parallel pipeline_schedule "
+    "num_layers_per_virtual_pipeline_stage "
     "num_virtual_stages_per_pipeline_rank pipeline_model_parallel_layout distributed_timeout_minutes "
     "decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers",
     "logging": "wandb_project wandb_entity wandb_name wandb_group wandb_tags wandb_save_dir",
