@@ -118,7 +118,7 @@ def build_model(
     kernels: Kernels | None = None,
     *,
     is_frozen: bool = False,
-    is_loaded: bool = False,
+    draws: bool = True,
     token_loss: TokenLoss | None = None,
 ) -> ParallelModel:
     """Build this rank's part of the model that ``config`` describes, with its initial values.
@@ -135,7 +135,7 @@ def build_model(
         kernels: ops of layers and optimizer; None takes the reference backends.
         is_frozen: the model is only run: no initial values are drawn, and there are no gradients. Its weights are
             undefined until they are loaded.
-        is_loaded: all weights are loaded next: none is drawn, and matrices are zeros until then.
+        draws: False: all weights are loaded next, and matrices are zeros until then.
         token_loss: the user's loss; None: that of the architecture.
     """
     is_sharded = not is_frozen and _shards_weights(config, mesh)
@@ -147,7 +147,7 @@ def build_model(
         dtype=parameter_dtype(config.training),
         device=device,
         kernels=kernels or Kernels(),
-        draws=not (is_frozen or is_loaded),
+        draws=draws and not is_frozen,
         init_method=config.model.init_method,
         fills=fills,
         has_memory=not is_sharded,

@@ -68,7 +68,7 @@ class Row:
 
     @property
     def ours(self) -> float:
-        """What the planner predicts."""
+        """The planner's figure."""
         plan = plan_of(self.model, self.mode)
         first = plan.ranks[0]
         if self.group == TIME:
@@ -104,7 +104,7 @@ def _published(model: str) -> PublishedRun:
 
 
 def run_validation(folder: Path) -> str:
-    """What calculon's validation prints.
+    """Run calculon's validation; returns the text that it prints.
 
     Args:
         folder: checkout of calculon.

@@ -17,17 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.cpu_layouts.layouts import STEPS, Layout
+from llmctl.submit.render import CPU_ENVIRONMENT
 from trainer.process.run_directory import RunDirectory
 from trainer.tuning.ranks import Place
 
 ROOT = Path(__file__).parents[2]
-# What a job of llmctl has on a machine without GPUs.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "536870912",
-}
 LIMIT_S = 400
 WARM_UP = 1
 """Steps before those that count."""
@@ -48,7 +42,7 @@ class Ranks:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         place = Place(0, 1, ranks, "127.0.0.1")
-        base = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "LLMCTL_RUN_DIR": str(folder)}
+        base = {**os.environ, **CPU_ENVIRONMENT, "PYTHONPATH": str(ROOT), "LLMCTL_RUN_DIR": str(folder)}
         self._log = folder / "output"
         with self._log.open("wb") as output:
             self._processes = [
@@ -133,7 +127,7 @@ def _seconds(metrics: Path) -> list[float]:
 
 
 def speed_test(ranks: int) -> dict[str, Any]:
-    """What ``llmctl env bench`` measures on as many ranks, all at once.
+    """The document of ``llmctl env bench`` on as many ranks, all at once.
 
     Raises:
         MeasurementError: a rank failed.

@@ -21,7 +21,7 @@ CPU = DEVICES["CPU"]
 
 @dataclass(frozen=True)
 class Records:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         machine: its processor and number of cores.

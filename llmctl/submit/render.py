@@ -54,7 +54,7 @@ OWN_VARIABLES = frozenset(
 
 # glibc returns freed blocks of this size to the kernel and faults them in again at every step; keeping them made
 # training on CPU several times faster (measured on 2 cores, glibc 2.36).
-_CPU_ENVIRONMENT = {
+CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
@@ -298,7 +298,7 @@ def job_environment(profile: ClusterProfile, resource_type: str | None, *, on_cp
     """Variables of every job on one kind of node; the variables of the kind win over the profile's."""
     kind = profile.resource_types.get(resource_type or "")
     own = kind.env if kind is not None else {}
-    return {**(_CPU_ENVIRONMENT if on_cpu else {}), **profile.env, **own}
+    return {**(CPU_ENVIRONMENT if on_cpu else {}), **profile.env, **own}
 
 
 def _has_own_caches(capabilities: Capabilities) -> bool:

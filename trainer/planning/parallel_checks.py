@@ -120,6 +120,7 @@ def _check_tensor_parallel(config: TrainConfig) -> None:
         return
     for name, size, ranks in tensor_parallel_widths(config, tp):
         if size % ranks:
+            key = key if ranks == tp else "parallel.expert_tensor_parallel_size"
             raise ConfigError(key, f"{ranks} does not divide model.{name} {size}; use one of {divisors(size)}")
     groups = model.query_groups
     if groups % tp and tp % groups:

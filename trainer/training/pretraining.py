@@ -266,15 +266,14 @@ def _build_loop(
     groups = build_process_groups(mesh, timeout, config.parallel.high_priority_stream_groups)
     loss, size = Hooks.load(config.hooks).token_loss(config), data.vocab_size
     # A run that has saved goes on from a checkpoint of its own, which has every weight, or ends.
-    goes_on = saved is not None
-    model = build_model(config, size, mesh, groups, device, selection.kernels, is_loaded=goes_on, token_loss=loss)
+    model = build_model(config, size, mesh, groups, device, selection.kernels, draws=saved is None, token_loss=loss)
     optimizer = MixedPrecisionOptimizer(config, model)
     number = run.attempt if run is not None else 1
     labels = selection.labels
     writer = None
     if save is not None:
         writer = _build_writer(attempt, save, number, data.vocab_size, device, labels)
-        writer.prepare(mesh.rank, has_saved=goes_on)
+        writer.prepare(mesh.rank, has_saved=saved is not None)
     attempt.heartbeat.beat(0, "loading")
     state = (model, optimizer, progress)
     copies, start = go_on(config, data.vocab_size, attempt.launch, run, state, device, save, labels, saved)

@@ -136,8 +136,12 @@ def test_whole_experts_divide_over_tp_too() -> None:
     # Only the ranks that divide an expert must divide its width.
     narrow = {**MOE, "moe_ffn_hidden_size": 34}
     check_world_size(build(parallel={TP: 4, ETP: 2}, model=narrow), 4)
-    with pytest.raises(ConfigError, match="4 does not divide model.moe_ffn_hidden_size 34"):
+    with pytest.raises(ConfigError, match="4 does not divide model.moe_ffn_hidden_size 34") as refused:
         build(parallel={TP: 4}, model=narrow)
+    assert refused.value.key == f"parallel.{TP}"
+    with pytest.raises(ConfigError, match="2 does not divide model.moe_ffn_hidden_size 33") as refused:
+        build(parallel={TP: 4, ETP: 2}, model={**narrow, "moe_ffn_hidden_size": 33})
+    assert refused.value.key == f"parallel.{ETP}"
     # Without experts the key means nothing.
     check_world_size(build(parallel={TP: 2, ETP: 4}), 4)
 

@@ -108,6 +108,7 @@ def compare(rank, world_size, values, name, flipped, iteration):
 MIXTURE = {"num_experts": 4, "moe_ffn_hidden_size": 12}
 TP2 = {"tensor_model_parallel_size": 2, "use_distributed_optimizer": True}
 EP2 = {"expert_model_parallel_size": 2}
+TP4 = {"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 1, **EP2}
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,13 @@ EP2 = {"expert_model_parallel_size": 2}
             f"rank 0 (pp 0, dp 0, tp 0, ep 0) on {HOST} and rank 2 (pp 0, dp 2, tp 0, ep 0) on {HOST} differ from each "
             "other",
         ),
+        (
+            *({**MIXTURE, "num_attention_heads": 4}, TP4, EXPERT, (2,)),
+            f"rank 0 (pp 0, dp 0, tp 0, ep 0) on {HOST} and rank 2 (pp 0, dp 0, tp 2, ep 0) on {HOST} differ from each "
+            "other",
+        ),
     ],
-    ids=["dp4", "tp2 dp2", "ep2"],
+    ids=["dp4", "tp2 dp2", "ep2", "whole experts on tp4"],
 )
 def test_every_rank_names_those_that_differ(ranks, model, parallel, name, flipped, differs):
     values = config_of(model, parallel, global_batch_size=4, **{KEY: 5})

@@ -53,7 +53,7 @@ def compare_replicas(model: ParallelModel, training: TrainingConfig, iteration: 
         PeerFailedError: on all other ranks, with the same sentence.
     """
     interval = training.check_weight_hash_across_dp_replicas_interval
-    if interval is None or iteration % interval or model.mesh.data_size == 1:
+    if interval is None or iteration % interval or max(model.mesh.data_size, model.mesh.expert_dp) == 1:
         return
     # With ZeRO-1 they may still be on their way from other ranks.
     model.gradients.wait_for_weights()

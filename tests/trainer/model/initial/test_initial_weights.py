@@ -48,7 +48,7 @@ def test_weights_that_are_loaded_next_are_not_drawn(monkeypatch):
     monkeypatch.setattr(RandomMatrix, "_draw", None)
     config = config_of(MODEL, {})
     with lone_rank(config, 0, 1) as (mesh, groups):
-        built = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"), is_loaded=True)
+        built = build_model(config, VOCAB_SIZE, mesh, groups, torch.device("cpu"), draws=False)
     assert all((weight == 0).all() for name, weight in built.parameters.items() if built.layouts[name].is_matrix)
 
 
