@@ -12,6 +12,7 @@ from typing import Any
 
 from llmctl.errors import UsageError
 from llmctl.scripts.beside import FilesBeside, unread_files
+from llmctl.scripts.choices import base_width_asked, divide_fp8, put_bf16, tell_rules_of_mup, with_base_width
 from llmctl.scripts.config_text import render_config
 from llmctl.scripts.directives import JobWord, folder_of, read_directives
 from llmctl.scripts.errors import ScriptError, all_problems
@@ -23,7 +24,6 @@ from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.model_config import script_of_config
 from llmctl.scripts.outside import outside_value
-from llmctl.scripts.precision_meaning import divide_fp8, put_bf16
 from llmctl.scripts.program_meaning import put_program
 from llmctl.scripts.questions import TRAINING_LINE, ask, check_given, usage_of, with_further
 from llmctl.scripts.shell.command_reader import read_script as read_commands
@@ -193,10 +193,11 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
 
     groups = name_open_values(group_flags(bind(launch.arguments, launch.folder), launch.line), given, state.variables)
     groups, asking_fp8 = divide_fp8(groups, given)
-    ask(questions(groups), text)
-    groups = open_split_files(groups, file_text)
+    ask([*questions(groups), *base_width_asked(groups, given)], text)
+    groups = open_split_files(with_base_width(groups, given), file_text)
     flags = read_flags(groups, file_text)
     put_bf16(asking_fp8, flags)
+    tell_rules_of_mup(flags, groups)
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
     put_folder(launch.folder, flags)
     put_start(flags)

@@ -6,9 +6,9 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from llmctl.scripts.choices import BASE_WIDTH, GIVEN
 from llmctl.scripts.errors import ScriptError, all_problems
 from llmctl.scripts.flag_group import is_open_flag
-from llmctl.scripts.precision_meaning import GIVEN
 
 _USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
 _NAME = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\+?=")
@@ -106,6 +106,8 @@ def check_given(given: Mapping[str, str], texts: Sequence[str], used: Collection
 def _mentions(text: str, name: str) -> bool:
     if name.isdigit():
         return _ARGUMENTS.search(text) is not None
+    if name == BASE_WIDTH:
+        return re.search(r"(?<![\w-])--mup(?![\w-])", text) is not None
     # fp8 is a choice that the flags of a script ask for; any other name is a variable, not a part of a flag.
     before = r"(?<!\w)" if name == GIVEN else r"(?<!\w)(?<!\s-)(?<!--)"
     return re.search(rf"{before}{name}(?!\w)", text) is not None

@@ -34,6 +34,8 @@ def answer(flag: str) -> tuple[str, str]:
         KeyError: the flag is unknown.
     """
     keys = flag_keys()
+    if flag in JOINT_FLAGS:
+        return "meant", f"`{JOINT_FLAGS[flag][0]}`, together with other flags"
     if flag in keys:
         return "meant", f"`{keys[flag]}`"
     if flag in ALIASES:
@@ -44,8 +46,6 @@ def answer(flag: str) -> tuple[str, str]:
     if flag in SQUARE_ROOTS:
         key, of = SQUARE_ROOTS[flag]
         return "meant", f"`{key}`, the square root of `{of}`"
-    if flag in JOINT_FLAGS:
-        return "meant", f"`{JOINT_FLAGS[flag][0]}`, together with other flags"
     if flag in WITHOUT_EFFECT:
         return "no effect", WITHOUT_EFFECT[flag].reason
     return "refused", REFUSED[flag]

@@ -29,7 +29,7 @@ RULE = '''class _Lion:
         for name, master in self._masters.items():
             momentum, gradient = self._moments["exp_avg"][name], gradients[name] / divisor
             update = momentum.lerp(gradient, 1.0 - self._config.lion_beta1).sign_()
-            rate = self.decoupled_lr if self._traits[name].is_decoupled else lr
+            rate = self._traits[name].rate(lr, self.decoupled_lr)
             if self._traits[name].decays:
                 master.mul_(1.0 - rate * self._weight_decay)
             master.sub_(update, alpha=rate)

@@ -27,6 +27,7 @@ from trainer.config.errors import ConfigError
 from trainer.config.foreign_formats import ForeignFormat
 from trainer.config.sections.checkpoint import START_REMEDY
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import logits_divisor, score_scale
 from trainer.distributed.collectives import any_rank, first_text, from_first_rank, max_over_ranks
 from trainer.families.catalogue import TUNABLE
 from trainer.families.gguf.header import is_gguf
@@ -56,7 +57,9 @@ _ARCHITECTURE_KEYS = (
     "position_embedding_offset",
     "embedding_scale",
     "residual_multiplier",
+    "mup_base_hidden_size",
     "logits_scaling",
+    "softmax_scale",
     "no_rope_freq",
     "norm_placement",
     "apply_layernorm_1p",
@@ -342,8 +345,8 @@ def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, con
     defaults = {key: field.default for key, field in type(model).model_fields.items() if not field.is_required()}
     stored = defaults | stored
     stored["num_query_groups"] = stored["num_query_groups"] or stored.get("num_attention_heads")
-    stored |= _scores(ModelConfig.model_construct(**stored))
-    present = {**model.model_dump(), "num_query_groups": model.query_groups, **_scores(model)}
+    stored |= _resolved(ModelConfig.model_construct(**stored))
+    present = {**model.model_dump(), "num_query_groups": model.query_groups, **_resolved(model)}
     for key in _ARCHITECTURE_KEYS if config.checkpoint.finetune else (*_ARCHITECTURE_KEYS, *sorted(TUNABLE)):
         if key in stored and stored[key] != present[key]:
             remedy = ", or take only the weights with checkpoint.finetune" if key in TUNABLE else ""
@@ -353,8 +356,10 @@ def _check_same_architecture(checkpoint: Path, metadata: CheckpointMetadata, con
             )
 
 
-def _scores(model: ModelConfig) -> dict[str, Any]:
+def _resolved(model: ModelConfig) -> dict[str, Any]:
     return {
+        "softmax_scale": model.softmax_scale if model.multi_latent_attention else score_scale(model),
+        "logits_scaling": logits_divisor(model),
         "moe_router_score_function": model.router_score_function,
         "moe_router_pre_softmax": model.router_pre_softmax,
     }

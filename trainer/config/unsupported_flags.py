@@ -98,12 +98,11 @@ UNSUPPORTED: tuple[tuple[str, str], ...] = (
         moe-paged-stash-buffer-size-factor-cuda moe-paged-stash-page-size moe-router-force-biased
         moe-router-quantile-balancing-ema moe-shared-expert-glu-interleave-size moe-single-grouped-bias
         moe-single-grouped-weight moe-upcycling-granularity mrope-section mtp-detach-heads mtp-hsm
-        mtp-standalone mtp-use-repeated-layer mup-attn-scale-power mup-base-head-dim mup-base-hidden-size
-        mup-embedding-mult mup-output-mult mup-width-mult no-dsa-indexer-rotate-activation
+        mtp-standalone mtp-use-repeated-layer no-dsa-indexer-rotate-activation
         no-dsa-indexer-scoring-relu no-use-layer-wise-param-layout onnx-safe
         outer-dp-sharding-strategy output-logit-dtype qk-clip qk-clip-alpha qk-clip-threshold
         result-rejected-tracker-filename run-workload-inspector-server symmetric-ar-type
-        tensor-parallel-num-weight-shards train-sync-interval use-kitchen-attention use-mup
+        tensor-parallel-num-weight-shards train-sync-interval use-kitchen-attention
         yaml-cfg
         """,
     ),

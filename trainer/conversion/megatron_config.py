@@ -40,6 +40,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "linear_attention_freq": (None,),
     "quick_geglu": (False, None),
     "scale_logits": (False, None),
+    "use_mup": (False, None),
 }
 _LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import logits_divisor, score_scale
 from trainer.families.bert import BERT, MEGATRON_BERT
 from trainer.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from trainer.families.dense.bloom import BLOOM
@@ -299,6 +300,7 @@ _TRAINING_ONLY = frozenset(
         "init_method_std",
         "init_method",
         "embedding_init_method_std",
+        "mup_base_hidden_size",
         "make_vocab_size_divisible_by",
         "vocab_size",
         "max_position_embeddings",
@@ -336,6 +338,8 @@ def _essence(model: ModelConfig) -> dict[str, Any]:
         "moe_router_pre_softmax": model.router_pre_softmax,
         "decoder_num_layers": model.num_decoder_layers,
         "scale_decoder_output": model.scales_decoder_output,
+        "softmax_scale": model.softmax_scale if model.multi_latent_attention else score_scale(model),
+        "logits_scaling": logits_divisor(model),
         "latent_norm_epsilon": (model.latent_norm_epsilon or model.norm_epsilon)
         if model.multi_latent_attention
         else None,

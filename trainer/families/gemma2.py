@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trainer.config.sections.scales import score_scale
 from trainer.families.format.family import Family, Weight, weight
 from trainer.families.format.hub_config import HubConfig
 from trainer.families.format.rope import read_rope
@@ -75,7 +76,7 @@ def read(hub: HubConfig) -> dict[str, Any]:
 
 def write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str, Any]:
     """Keys of config.json that Gemma 2 and Gemma 3 share."""
-    scale = model.softmax_scale or model.head_dim**-0.5
+    scale = score_scale(model)
     scalar = scale**-2
     return {
         **write_shape(model, vocab_size, max_positions),

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import output_std, table_std
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.random_streams import MicroBatchRandomness
 from trainer.model.block import Block
@@ -191,7 +192,7 @@ def _vocab_table(model: ModelConfig, name: str, vocab_size: int, builder: Parame
     return builder.under(name).weight(
         "weight",
         (model.padded_vocab_size(vocab_size, builder.mesh.tp), model.word_embedding_size),
-        std=model.embedding_std if is_embedding else model.init_method_std,
+        std=table_std(model) if is_embedding else output_std(model),
         is_normal=is_embedding and model.embedding_init_method_std is not None,
         tp_dim=0,
         tied_over_stages=is_embedding and len(builder.mesh.embedding_ranks) > 1,

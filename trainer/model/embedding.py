@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.config.sections.scales import table_std
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.random_streams import MicroBatchRandomness
 from trainer.model.context import ParallelAxes
@@ -64,9 +65,10 @@ class GPTEmbedding(nn.Module):
             self.position = builder.under("position").weight(
                 "weight",
                 (self._first_position + config.max_position_embeddings, hidden),
-                std=model.embedding_std,
+                std=table_std(model),
                 is_normal=model.embedding_init_method_std is not None,
                 on_sequence_shard=True,
+                is_table=True,
             )
         self.token_type: nn.Parameter | None = None
         if model.token_types:
@@ -74,9 +76,10 @@ class GPTEmbedding(nn.Module):
             self.token_type = builder.under("token_type").weight(
                 "weight",
                 shape,
-                std=model.embedding_std,
+                std=table_std(model),
                 is_normal=model.embedding_init_method_std is not None,
                 on_sequence_shard=True,
+                is_table=True,
             )
         self.norm = Norm.of(model, builder.under("norm")) if model.has_embedding_norm else None
 

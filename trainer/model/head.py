@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import logits_divisor
 from trainer.model.embedding import build_projection
 from trainer.model.norm import Norm
 from trainer.model.sharding import ParameterBuilder
@@ -64,7 +65,7 @@ class GPTHead(nn.Module):
         rows_per_rank = len(table)
         self.num_valid = min(max(vocab_size - tp.rank * rows_per_rank, 0), rows_per_rank)
         """This rank's columns of the vocabulary; padding follows them."""
-        self._scaling = model.logits_scaling
+        self._scaling = logits_divisor(model)
         self._terms = LossTerms(z_loss=model.z_loss_coeff, softcap=model.final_logit_softcapping)
         self.project: ColumnParallelLinear | None = None
         if model.embedding_size is not None:

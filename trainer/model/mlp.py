@@ -6,7 +6,6 @@ The activations are those of trainer.ops.activation. gelu_tanh is also what Mega
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from functools import partial
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import last_matrix_std, matrix_std
 from trainer.model.recompute import forget
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel
@@ -88,12 +88,12 @@ class MLP(nn.Module):
         self._sequence_shards = tp.size if tp.sequence_parallel else 1
         inner_dim = len(inner) - 1
         self.fc1 = ColumnParallelLinear(
-            fc1.weight("weight", (*inner, hidden), std=model.init_method_std, tp_dim=inner_dim),
+            fc1.weight("weight", (*inner, hidden), std=matrix_std(model), tp_dim=inner_dim),
             fc1.vector("bias", inner, value=0.0, tp_dim=inner_dim, on_sequence_shard=False) if has_bias else None,
             tp,
         )
         self.fc2 = RowParallelLinear(
-            fc2.weight("weight", (hidden, ffn), std=model.init_method_std / math.sqrt(2 * model.num_layers), tp_dim=1),
+            fc2.weight("weight", (hidden, ffn), std=last_matrix_std(model), tp_dim=1),
             fc2.vector("bias", (hidden,), value=0.0, on_sequence_shard=True) if has_bias else None,
             tp,
         )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.config.sections.scales import matrix_std
 from trainer.data.samples.micro_batch import MicroBatch
 from trainer.model.block import Block
 from trainer.model.embedding import GPTEmbedding
@@ -59,7 +60,7 @@ class PredictionLayer(nn.Module):
         self.hidden_norm = Norm.of(model, builder.under("hidden_norm"))
         # Every tp rank computes the product whole, for its own tokens.
         merge = builder.under("merge").weight(
-            "weight", (width, 2 * width), std=model.init_method_std, on_sequence_shard=True
+            "weight", (width, 2 * width), std=matrix_std(model), on_sequence_shard=True
         )
         self.merge = ColumnParallelLinear(merge, None, TensorParallel())
         self.block = Block(model, layer, builder, axes, recomputed)

@@ -86,6 +86,8 @@ class ParameterLayout:
     packed_heads: PackedHeads | None = None
     """Dim 0 packs query, key and value heads; if tp exceeds the groups, key and value gradients are summed over
     the ``kv`` ranks."""
+    is_table: bool = False
+    """A table of positions or token types; see also is_vocabulary_table."""
 
     @property
     def decay(self) -> bool:
@@ -96,6 +98,11 @@ class ParameterLayout:
     def is_vocabulary_table(self) -> bool:
         """True for the table of the word embeddings and that of the output layer, not for a bias of the output."""
         return self.is_matrix and self.valid_rows is not None
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """True for the matrix of a product other than the output layer's."""
+        return self.is_matrix and not self.is_table and not self.is_vocabulary_table
 
     def boxes(self, mesh: ParallelMesh) -> tuple[Box, ...]:
         """The rank's shard boxes of the global tensor, in order; no box contains padding.
@@ -214,6 +221,7 @@ class ParameterBuilder:
         tied_over_stages: bool = False,
         valid_rows: int | None = None,
         packed_heads: PackedHeads | None = None,
+        is_table: bool = False,
     ) -> nn.Parameter:
         """A matrix, distributed around 0 by ``init_method``; rows from ``valid_rows`` on are zeros.
 
@@ -228,6 +236,7 @@ class ParameterBuilder:
             tied_over_stages: two pipeline ranks hold the parameter.
             valid_rows: rows before the vocabulary padding.
             packed_heads: order of the heads in the rows of a query-key-value weight.
+            is_table: a table of positions or token types.
         """
         layout = ParameterLayout(
             name=self.prefix + name,
@@ -238,6 +247,7 @@ class ParameterBuilder:
             is_matrix=True,
             valid_rows=valid_rows,
             packed_heads=packed_heads,
+            is_table=is_table,
         )
         # Only the vocabulary rows are drawn: the amount of padding of a layout must not change their values.
         drawn = self._random((valid_rows or shape[0], *shape[1:]), std, layout.name, is_normal=is_normal)

@@ -29,10 +29,16 @@ class Traits:
     Attributes:
         decays: weight decay applies.
         is_decoupled: the rate is the decoupled one, not that of the other weights.
+        factor: of the rate, unless it is decoupled, and of Adam's epsilon; see trainer.config.sections.scales.
     """
 
     decays: bool
     is_decoupled: bool = False
+    factor: float = 1.0
+
+    def rate(self, lr: float, decoupled_lr: float) -> float:
+        """The learning rate of the parameter, from that of the config and the decoupled one."""
+        return decoupled_lr if self.is_decoupled else lr * self.factor
 
 
 class Masters:
@@ -131,10 +137,8 @@ class _AdamW:
             named = (self._masters, gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"])
             masters, own, exp_avgs, exp_avg_sqs = ([tensors[name] for name in group.names] for tensors in named)
             decay = self._weight_decay if group.traits.decays else 0.0
-            rate = self.decoupled_lr if group.traits.is_decoupled else lr
-            constants = AdamWConstants(
-                rate, config.adam_beta1, config.adam_beta2, config.adam_eps, decay, self.steps, divisor
-            )
+            rate, eps = group.traits.rate(lr, self.decoupled_lr), config.adam_eps * group.traits.factor
+            constants = AdamWConstants(rate, config.adam_beta1, config.adam_beta2, eps, decay, self.steps, divisor)
             self._kernels[ADAMW](masters, own, exp_avgs, exp_avg_sqs, group.copies, constants)
 
 
@@ -177,7 +181,7 @@ class _SGD:
         if self._optimizer is None:
             return
         for group in self._optimizer.param_groups:
-            group["lr"] = self.decoupled_lr if group["traits"].is_decoupled else lr
+            group["lr"] = group["traits"].rate(lr, self.decoupled_lr)
         for name, master in self._masters.items():
             master.grad = gradients[name]
         scale: Tensor | None = None
@@ -195,7 +199,8 @@ class _SGD:
 
 def _kinds(masters: Mapping[str, Tensor], traits: Mapping[str, Traits]) -> list[Traits]:
     """The kinds of treatment among the masters: with weight decay first."""
-    return sorted({traits[name] for name in masters}, key=lambda kind: (not kind.decays, kind.is_decoupled))
+    kinds = {traits[name] for name in masters}
+    return sorted(kinds, key=lambda kind: (not kind.decays, kind.is_decoupled, kind.factor))
 
 
 def new_moments(config: OptimizerConfig, masters: Mapping[str, Tensor]) -> Moments:

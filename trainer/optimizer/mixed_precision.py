@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainer.config.sections.scales import width_ratio
 from trainer.optimizer.clipping import GradientNorm, clip_divisor
 from trainer.optimizer.cpu_offload import OffloadedMasters, offloaded_shards
 from trainer.optimizer.loss_scaler import LossScaler
@@ -72,8 +73,12 @@ class MixedPrecisionOptimizer:
         self._runs_ahead = is_on_gpu and not config.optimizer.optimizer_cpu_offload
         parameter_shards = model.gradients.parameter_shards
         has_own = config.optimizer.decoupled_lr is not None
-        layouts = [model.layouts[shard.name] for shard in parameter_shards]
-        traits = {one.name: Traits(one.decay, has_own and one.is_vocabulary_table) for one in layouts}
+        traits = {
+            one.name: Traits(
+                one.decay, has_own and one.is_vocabulary_table, _factor(config, is_hidden=one.is_hidden_matrix)
+            )
+            for one in (model.layouts[shard.name] for shard in parameter_shards)
+        }
         fraction = config.optimizer.optimizer_offload_fraction if config.optimizer.optimizer_cpu_offload else 0.0
         away = offloaded_shards(parameter_shards, fraction)
         self._offloaded = OffloadedMasters(config.optimizer, away, traits, model.kernels.in_cpu_memory)
@@ -233,3 +238,11 @@ class MixedPrecisionOptimizer:
             elif shard.weight.dtype != torch.float32:
                 self._masters[name].copy_(shard.weight)
         self._offloaded.adopt_weights()
+
+
+def _factor(config: TrainConfig, *, is_hidden: bool) -> float:
+    """Factor of a parameter's rate: Yang et al. 2022 (arXiv:2203.03466), table 8. ``is_hidden``: see its layout."""
+    ratio = width_ratio(config.model)
+    if config.optimizer.optimizer == "sgd":
+        return 1.0 if is_hidden else ratio
+    return 1.0 / ratio if is_hidden else 1.0

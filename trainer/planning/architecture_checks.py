@@ -75,6 +75,7 @@ _NOT_BERT = (
     ("model", "multi_latent_attention", "which has no latent attention here; switch it off"),
     ("model", "embedding_size", "whose head is as wide as the hidden size here; leave it out"),
     ("model", "embedding_layer_norm", "whose norm follows the sum of the embeddings; switch it off"),
+    ("model", "mup_base_hidden_size", "whose heads have no rule by width here; leave it out"),
     ("model", "swiglu", "whose head has no gates; switch it off"),
     ("model", "gated_linear_unit", "whose head has no gates; switch it off"),
 )

@@ -1,4 +1,4 @@
-"""Checks of attention's keys: norm of queries and keys, and multi-head latent attention. Torch-free."""
+"""Checks of attention's keys: norm of queries and keys, multi-head latent attention, scale by width. Torch-free."""
 
 from __future__ import annotations
 
@@ -69,4 +69,26 @@ def check_query_key_norm(config: TrainConfig) -> None:
         raise ConfigError(
             "model.qk_layernorm_scope",
             f"all needs normalization RMSNorm, but that is {model.normalization}; use head",
+        )
+
+
+def check_base_width(config: TrainConfig) -> None:
+    """Refuse what has no rule by width.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    model = config.model
+    if model.mup_base_hidden_size is None:
+        return
+    if model.init_method != "normal":
+        raise ConfigError("model.init_method", "xavier_uniform ignores mup_base_hidden_size; leave one of them out")
+    if model.embedding_size is not None:
+        raise ConfigError(
+            "model.embedding_size", "is a second width, without a rule by mup_base_hidden_size; leave it out"
+        )
+    if model.multi_latent_attention and model.softmax_scale is None:
+        raise ConfigError(
+            "model.softmax_scale",
+            "is unset, but mup_base_hidden_size gives multi_latent_attention none, whose heads have two widths; set it",
         )

@@ -59,6 +59,7 @@ RELATIONS = (
             *("model.v_head_dim", "model.latent_norm_epsilon"),
         ),
     ),
+    Relation("attention_checks:check_base_width", ("model.mup_base_hidden_size",)),
     Relation("rope:check_rope", ("model.rope_scaling", "model.rotary_*", "model.multi_latent_attention", "model.qk_*")),
     Relation("expert_checks:check_experts", ("model.num_experts", "model.moe_*")),
     Relation("parallel_checks:check_exclusive", ("parallel.*",)),

@@ -280,6 +280,21 @@ def test_bf16_instead_of_fp8_takes_all_flags_about_fp8(tmp_path: Path) -> None:
         read(tmp_path, f"{LAUNCH} --lr 1 --fp8-recipe tensorwise")
 
 
+def test_the_base_width_of_mup_is_asked_for(tmp_path: Path) -> None:
+    text = f"{LAUNCH} --lr $1 --mup --mup-input-mult 10 --mup-output-mult 2"
+    with pytest.raises(UsageError, match="--lr: .* --arg 1=VALUE\nalso: line 1: --mup: .*mup-base-hidden-size=VALUE$"):
+        read(tmp_path, text)
+    found = read(tmp_path, text, {"1": "0.1", "mup-base-hidden-size": "8"})
+    model = found.sections["model"]
+    assert (model["mup_base_hidden_size"], model["embedding_scale"], model["logits_scaling"]) == (8, 10, 2)
+    assert any("Adam's epsilon falls with the width" in remark for remark in found.remarks)
+    with pytest.raises(UsageError, match="--mup-base-hidden-size: '-8' is not valid"):
+        read(tmp_path, text, {"1": "0.1", "mup-base-hidden-size": "-8"})
+    for others in (f"{LAUNCH} --lr $1", f"{LAUNCH} --lr $1 --use-mup"):
+        with pytest.raises(UsageError, match="--arg mup-base-hidden-size: the script neither uses nor sets"):
+            read(tmp_path, others, {"1": "0.1", "mup-base-hidden-size": "8"})
+
+
 @pytest.mark.parametrize(
     ("program", "flags", "kept"),
     [

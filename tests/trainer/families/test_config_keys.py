@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainer.families.catalogue import FAMILIES, OTHER_NAMES, describes, read_model
+from trainer.families.catalogue import FAMILIES, OTHER_NAMES, describes, family_of_model, read_model
 from trainer.families.deepseek import DEEPSEEK_V3
 from trainer.families.dense.gemma import GEMMA
-from trainer.families.dense.granite import DENSE_GRANITE4
+from trainer.families.dense.granite import DENSE_GRANITE4, GRANITE
 from trainer.families.dense.ministral import MINISTRAL, MINISTRAL3
 from trainer.families.dense.olmo3 import OLMO3
 from trainer.families.dense.phi3 import PHI3
@@ -304,6 +304,18 @@ def test_only_a_dense_granite_4_is_read(name: str) -> None:
     assert model_of(DENSE_GRANITE4)["logits_scaling"] == 2.5
     with pytest.raises(FamilyError, match=re.escape(message)):
         model_of(DENSE_GRANITE4, **changes)
+
+
+def test_a_model_with_a_base_width_is_a_granite_and_no_llama() -> None:
+    model = read_model({"model_type": "llama", **LLAMA.tiny}, "config.json")[1]
+    scaled = model.model_copy(update={"mup_base_hidden_size": model.hidden_size // 4, "embedding_scale": 3.0})
+    assert family_of_model(model) is LLAMA and family_of_model(scaled) is GRANITE
+    written = GRANITE.write_config(scaled, 101, 64)
+    assert (written["attention_multiplier"], written["logits_scaling"]) == (1 / model.head_dim, 4)
+    assert written["embedding_multiplier"] == 3
+    # Scores that are those of Llama: no other family is needed for a base as wide as the model.
+    same = {"mup_base_hidden_size": model.hidden_size, "softmax_scale": model.head_dim**-0.5}
+    assert family_of_model(model.model_copy(update=same)) is LLAMA
 
 
 def test_bases_of_two_kinds_of_layers_survive() -> None:

@@ -68,6 +68,8 @@ def _output(weights, model, hidden):
     if "head.project.weight" in weights:
         hidden = hidden @ weights["head.project.weight"].T
     logits = hidden @ weights.get("head.weight", weights["embedding.word.weight"]).T + weights.get("head.bias", 0)
+    if model.mup_base_hidden_size is not None:
+        logits = logits * (model.mup_base_hidden_size / model.hidden_size)
     cap = model.final_logit_softcapping
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -145,7 +147,7 @@ def _attention(part, model, hidden):
         )
         if model.position_embedding_type == "rope":
             query, key = _rotate(query, model), _rotate(key, model)
-        scores = query @ key.transpose(-1, -2) / width**0.5
+        scores = query @ key.transpose(-1, -2) / (width**0.5 if model.mup_base_hidden_size is None else width)
         if model.position_embedding_type == "alibi":
             places = torch.arange(length, dtype=scores.dtype)
             scores = scores + alibi_slope(head, heads) * (places[None, :] - places[:, None])

@@ -102,6 +102,8 @@ MODELS = {
     "alibi-of-six-heads": {**LLAMA, "position_embedding_type": "alibi", "num_attention_heads": 6, "kv_channels": 5}
     | {"num_query_groups": 3},
     "bloom": {"position_embedding_type": "alibi", "embedding_layer_norm": True, "openai_gelu": True},
+    "by-width": {**LLAMA, "mup_base_hidden_size": 8, "embedding_scale": 3.0, "final_logit_softcapping": 3.0},
+    "by-width-tied": {"mup_base_hidden_size": 24},
     "squared-relu": {"squared_relu": True},
     "gated-exact-gelu": {"gated_linear_unit": True},
     "gated-relu": {"gated_linear_unit": True, "activation_func": "relu"},

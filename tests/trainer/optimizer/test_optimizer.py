@@ -78,6 +78,44 @@ def test_vocabulary_tables_step_at_the_decoupled_rate(kind, offloaded, is_tied):
         torch.testing.assert_close(parameter.detach(), copies[name].detach(), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("offloaded", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_rates_and_epsilon_by_width(kind, offloaded, decoupled):
+    """Against torch with a group for each rule of Yang et al. 2022, table 8: here the ratio of the widths is 4."""
+    keys = {"optimizer": kind, "adam_eps": 0.5}
+    if offloaded:
+        keys |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": offloaded}
+    if decoupled:
+        keys["decoupled_lr"] = 0.5
+    shape = {"untie_embeddings_and_output_weights": True, "num_experts": 2, "mup_base_hidden_size": 4}
+    model, optimizer = build(keys, model=shape)
+    copies, _ = reference(model, kind)
+    tables = {"embedding.word.weight", "embedding.position.weight", "head.weight"}
+    assert tables < copies.keys()
+    groups = []
+    for name, copy in copies.items():
+        is_hidden = model.layouts[name].is_matrix and name not in tables
+        factor = (0.25 if is_hidden else 1.0) if kind == "adam" else 1.0 if is_hidden else 4.0
+        own = decoupled and name in ("embedding.word.weight", "head.weight")
+        group = {"params": [copy], "factor": factor, "own": own}
+        groups.append({**group, "weight_decay": 0.1 if model.layouts[name].decay else 0.0})
+    if kind == "sgd":
+        plain = torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+    else:
+        plain = torch.optim.AdamW([{**group, "eps": 0.5 * group["factor"]} for group in groups], lr=0.01)
+    for seed, lr in enumerate((0.01, 0.02, 0.005)):
+        gradients = set_gradients(model, seed)
+        for name, copy in copies.items():
+            copy.grad = gradients[name]
+        for group in plain.param_groups:
+            group["lr"] = 0.5 if group["own"] else lr * group["factor"]
+        optimizer.step(lr)
+        plain.step()
+    for name, parameter in model.parameters.items():
+        torch.testing.assert_close(parameter.detach(), copies[name].detach(), rtol=2e-5, atol=2e-6, msg=name)
+
+
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 @pytest.mark.parametrize("clip_grad", [0.0, 1.0])
 def test_steps_equal_plain_pytorch(kind, clip_grad):

@@ -45,6 +45,7 @@ REFUSED_BERT: list[Refused] = [
     ({"model": _LATENT}, "model.multi_latent_attention", "no latent attention", {"model": {"architecture": "decoder"}}),
     _with_bert("model", "embedding_size", 16, "as wide as the hidden size"),
     _with_bert("model", "embedding_layer_norm", True, "follows the sum of the embeddings"),
+    _with_bert("model", "mup_base_hidden_size", 8, "no rule by width"),
     _with_bert("model", "swiglu", True, "has no gates"),
     _with_bert("model", "gated_linear_unit", True, "has no gates"),
     _with_bert("data", "streaming", True, "--split-sentences", tokenizer_model="tokenizer.json"),

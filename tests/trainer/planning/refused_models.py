@@ -156,6 +156,18 @@ REFUSED_MODELS: list[tuple[dict[str, dict[str, Any]], str, str, dict[str, dict[s
     *REFUSED_BERT,
     *REFUSED_HOOKS,
     (
+        {"model": {"mup_base_hidden_size": 8, "init_method": "xavier_uniform"}},
+        "model.init_method",
+        "ignores mup_base_hidden_size",
+        {"model": {"init_method": "normal"}},
+    ),
+    (
+        {"model": {"mup_base_hidden_size": 8, "embedding_size": 8}},
+        "model.embedding_size",
+        "is a second width",
+        {"model": {"embedding_size": None}},
+    ),
+    (
         {"model": {"activation_clamp": 7.0}},
         "model.activation_clamp",
         "set swiglu or gated_linear_unit",

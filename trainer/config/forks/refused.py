@@ -115,10 +115,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "eval-only no-train",
     ),
     (
-        _BIGSCIENCE + "maximal update parametrization is not supported; give --lr and --init-method-std for this width",
-        "mup mup-attn-mult mup-input-mult mup-output-mult",
-    ),
-    (
         _BIGSCIENCE + "models of images are not supported",
         "img-dim",
     ),

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.config.joint.mup import MUP_FLAGS, MUP_SWITCHES, mup_values
 from trainer.config.joint.weighted_splits import WEIGHTED_FLAGS, weighted_values
 
 _SCALING, _POSITIONS = "model.rope_scaling", "model.position_embedding_type"
@@ -40,10 +41,11 @@ JOINT_FLAGS: Mapping[str, tuple[str, ...]] = {
     _GATED: ("model.activation_alpha", "model.activation_func", "model.gated_linear_unit", _WIDTH),
     _OFFSET: ("model.activation_alpha",),
     _SKIP: (_WINDOW_LAYERS,),
+    **MUP_FLAGS,
     **WEIGHTED_FLAGS,
 }
 """Flag -> keys that it sets beside the others."""
-_SWITCHES = (_ROUND, _NO_ROUND, _GATED)
+_SWITCHES = (_ROUND, _NO_ROUND, _GATED, *MUP_SWITCHES)
 
 
 def joint_values(
@@ -66,6 +68,7 @@ def joint_values(
     _read_yarn(given, values, found, idle)
     _read_activation(given, values, found, idle)
     _read_window(given, values, found, idle)
+    mup_values(given, values, found, idle)
     return found, idle
 
 

@@ -71,8 +71,8 @@ class ModelConfig(Section):
     """A LayerNorm of the word embedding, before positions are added (BLOOM)."""
     residual_multiplier: PositiveFloat = 1.0
     """Factor of each sublayer's result before it is added to the residual stream (Granite)."""
-    logits_scaling: PositiveFloat = 1.0
-    """Divisor of the logits (Granite)."""
+    logits_scaling: PositiveFloat | None = None
+    """Divisor of the logits (Granite). Unset: 1, with mup_base_hidden_size hidden_size / mup_base_hidden_size."""
     swiglu: bool = False
     """Gated feed-forward layers with SiLU, as in Llama."""
     openai_gelu: bool = False
@@ -103,8 +103,8 @@ class ModelConfig(Section):
     qk_layernorm_scope: Literal["head", "all"] = "head"
     """head: over the channels of each head (Qwen3, Gemma 3); all: over all heads together (OLMo 2)."""
     softmax_scale: PositiveFloat | None = None
-    """Factor of the attention scores. Unset: 1 / sqrt(width of a query head); with multi_latent_attention times the
-    square of yarn's mscale_all_dim factor."""
+    """Factor of the attention scores. Unset: 1 / sqrt(width of a query head), with mup_base_hidden_size 1 / that width;
+    with multi_latent_attention times the square of yarn's mscale_all_dim factor."""
     attn_logit_softcapping: PositiveFloat | None = None
     """c: attention scores become c * tanh(score / c) before the mask (Gemma 2)."""
     final_logit_softcapping: PositiveFloat | None = None
@@ -165,6 +165,10 @@ class ModelConfig(Section):
     init_method_std (Glorot and Bengio 2010)."""
     embedding_init_method_std: PositiveFloat | None = None
     """Standard deviation of new word, position and token type tables. Unset: they are drawn as other weights."""
+    mup_base_hidden_size: PositiveInt | None = None
+    """hidden_size of the model whose lr this wider one takes (maximal update parametrization, arXiv:2203.03466). With
+    the ratio m of both widths, matrices but tables and the output layer have lr / m, adam_eps / m and init_method_std /
+    sqrt(m); with optimizer sgd all other weights have lr x m. See softmax_scale and logits_scaling."""
     vocab_size: int | None = Field(None, gt=0, lt=2**31)
     """Unset: the tokenizer's vocabulary size from the data's manifest. With NullTokenizer: the number of token ids; the
     model then has one more token, which ends documents."""
@@ -289,11 +293,6 @@ class ModelConfig(Section):
     def word_embedding_size(self) -> int:
         """Width of the word table, with the default filled in."""
         return self.embedding_size or self.hidden_size
-
-    @property
-    def embedding_std(self) -> float:
-        """Standard deviation of new embedding tables, with the default filled in."""
-        return self.embedding_init_method_std or self.init_method_std
 
     @property
     def is_causal(self) -> bool:

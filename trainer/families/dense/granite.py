@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from trainer.config.sections.scales import logits_divisor, score_scale
 from trainer.families.format.errors import FamilyError
 from trainer.families.format.family import Family, Weight, affine, weight
 from trainer.families.format.forms import Joined
@@ -54,9 +55,9 @@ def _write(model: ModelConfig, vocab_size: int, max_positions: int) -> dict[str,
         "attention_bias": model.has_qkv_bias,
         "mlp_bias": False,
         "embedding_multiplier": model.embedding_scale or 1.0,
-        "attention_multiplier": model.softmax_scale or model.head_dim**-0.5,
+        "attention_multiplier": score_scale(model),
         "residual_multiplier": model.residual_multiplier,
-        "logits_scaling": model.logits_scaling,
+        "logits_scaling": logits_divisor(model),
     }
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import matrix_std
 from trainer.model.attention.core_attention import AttentionCore, attend
 from trainer.model.attention.output_projection import build_projection
 from trainer.model.context import ForwardPass, ParallelAxes
@@ -148,14 +149,12 @@ class _Products:
 
     def divided(self, name: str, shape: tuple[int, int]) -> ColumnParallelLinear:
         """A product whose outputs, whole heads, are divided over tp."""
-        weight = self._builder.under(name).weight("weight", shape, std=self._model.init_method_std, tp_dim=0)
+        weight = self._builder.under(name).weight("weight", shape, std=matrix_std(self._model), tp_dim=0)
         return ColumnParallelLinear(weight, None, self._tp)
 
     def whole(self, name: str, shape: tuple[int, int]) -> ColumnParallelLinear:
         """A product that every tp rank computes, under sequence parallelism of its part of the sequence."""
-        weight = self._builder.under(name).weight(
-            "weight", shape, std=self._model.init_method_std, on_sequence_shard=True
-        )
+        weight = self._builder.under(name).weight("weight", shape, std=matrix_std(self._model), on_sequence_shard=True)
         return ColumnParallelLinear(weight, None, TensorParallel())
 
     def norm(self, name: str, width: int) -> Norm:

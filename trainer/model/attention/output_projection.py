@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import last_matrix_std
 from trainer.model.sharding import ParameterBuilder
 from trainer.model.tensor_parallel.collectives import TensorParallel
 from trainer.model.tensor_parallel.linear import RowParallelLinear
@@ -15,8 +14,7 @@ def build_projection(
 ) -> RowParallelLinear:
     """Maps the value channels of all heads, ``width`` of them divided over tp, to hidden_size channels."""
     hidden = model.hidden_size
-    std = model.init_method_std / math.sqrt(2 * model.num_layers)
-    weight = builder.weight("weight", (hidden, width), std=std, tp_dim=1)
+    weight = builder.weight("weight", (hidden, width), std=last_matrix_std(model), tp_dim=1)
     has_bias = model.has_attention_output_bias
     bias = builder.vector("bias", (hidden,), value=0.0, on_sequence_shard=True) if has_bias else None
     return RowParallelLinear(weight, bias, tp)

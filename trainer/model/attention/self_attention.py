@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.scales import matrix_std
 from trainer.distributed.mesh import copies_of_groups
 from trainer.model.attention.core_attention import AttentionCore, attend
 from trainer.model.attention.output_projection import build_projection
@@ -70,7 +71,7 @@ class SelfAttention(nn.Module):
         qkv = builder.under("qkv")
         packed = PackedHeads(model.query_groups, queries_per_group, model.head_dim)
         self.qkv = ColumnParallelLinear(
-            qkv.weight("weight", (packed_width, hidden), std=model.init_method_std, tp_dim=0, packed_heads=packed),
+            qkv.weight("weight", (packed_width, hidden), std=matrix_std(model), tp_dim=0, packed_heads=packed),
             qkv.vector("bias", (packed_width,), value=0.0, tp_dim=0, on_sequence_shard=False, packed_heads=packed)
             if model.has_qkv_bias
             else None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.config.sections.scales import table_std
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.random_streams import MicroBatchRandomness
 from trainer.model.context import ForwardPass, ParallelAxes
@@ -52,13 +53,13 @@ class EncoderDecoder(Stage):
             )
 
         is_normal = model.embedding_init_method_std is not None
-        word = table("embedding.word", model.embedding_std, is_normal=is_normal)
+        word = table("embedding.word", table_std(model), is_normal=is_normal)
         position: nn.Parameter | None = None
         if model.position_embedding_type == "learned_absolute":
             position = builder.under("embedding.position").weight(
                 "weight",
                 (config.max_position_embeddings, model.hidden_size),
-                std=model.embedding_std,
+                std=table_std(model),
                 is_normal=is_normal,
                 on_sequence_shard=True,
             )

@@ -6,7 +6,6 @@ Legend: R rows sorted by expert, H hidden, F feed-forward width of an expert, E 
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from trainer.config.sections.scales import last_matrix_std, matrix_std
 from trainer.model.mlp import FeedForwardActivation
 from trainer.model.moe.grouped_products import (
     Offsets,
@@ -139,12 +139,12 @@ class Experts(nn.Module):
         fc1, fc2 = builder.under("fc1"), builder.under("fc2")
         has_bias = not model.disable_bias_linear
         self.fc1 = GroupedLinear(
-            fc1.experts("weight", (experts, *inner, hidden), std=model.init_method_std, tp_dim=len(inner)),
+            fc1.experts("weight", (experts, *inner, hidden), std=matrix_std(model), tp_dim=len(inner)),
             fc1.vector("bias", (experts, *inner), value=0.0, tp_dim=len(inner), on_sequence_shard=False, is_expert=True)
             if has_bias
             else None,
         )
-        std = model.init_method_std / math.sqrt(2 * model.num_layers)
+        std = last_matrix_std(model)
         self.fc2 = GroupedLinear(
             fc2.experts("weight", (experts, hidden, ffn), std=std, tp_dim=2),
             fc2.vector(

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.config.sections.scales import matrix_std
 from trainer.model.mlp import MLP
 from trainer.model.moe.capacity import kept_choices
 from trainer.model.moe.dispatch import Dispatch, from_experts, to_experts, weights_to_experts
@@ -65,7 +66,7 @@ class MoE(nn.Module):
         if model.moe_shared_expert_gate:
             # Each tp rank only knows the loss gradient through its own part of the shared expert.
             self.shared_expert_gate = builder.under("shared_expert_gate").weight(
-                "weight", (1, model.hidden_size), std=model.init_method_std, partial_over_tp=True
+                "weight", (1, model.hidden_size), std=matrix_std(model), partial_over_tp=True
             )
 
     @property

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from trainer.config.sections.scales import matrix_std
 from trainer.model.moe.expert_bias import ExpertBias
 from trainer.model.moe.sinkhorn import sinkhorn
 
@@ -90,7 +91,7 @@ class Router(nn.Module):
         self._sums_two = model.moe_router_group_score == "top2"
         # Each tp rank only knows the loss gradient through its own slice of the experts.
         self.weight = builder.weight(
-            "weight", (model.num_experts, model.hidden_size), std=model.init_method_std, partial_over_tp=True
+            "weight", (model.num_experts, model.hidden_size), std=matrix_std(model), partial_over_tp=True
         )
         self.bias: nn.Parameter | None = None
         if model.moe_router_bias:

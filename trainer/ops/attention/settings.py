@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainer.planning.parts.attention import widths
+from trainer.config.sections.scales import score_scale
 
 if TYPE_CHECKING:
     from trainer.config.sections.model import ModelConfig
@@ -39,8 +39,7 @@ class AttentionSettings:
     @classmethod
     def of(cls, model: ModelConfig, layer: int) -> AttentionSettings:
         """Settings of self-attention in layer number ``layer`` of the model."""
-        scale = model.softmax_scale or widths(model)[0] ** -0.5
-        return cls(scale, model.attn_logit_softcapping, model.is_causal, model.window_of(layer))
+        return cls(score_scale(model), model.attn_logit_softcapping, model.is_causal, model.window_of(layer))
 
     @property
     def is_plain(self) -> bool:
