@@ -40,7 +40,7 @@ _LENGTHS = (
 _ZERO, _LARGER = re.compile(r"(--[\w-]+) .*: '0' is not valid"), "1024"
 _CONDITION = re.compile(r"depends on a condition .*in line (\d+) that")
 _COMPARED = re.compile(r"(?:-eq|==?)\s+[\"']?([\w.+-]+)")
-_ASKED_GROUPS = re.compile(r"--(\w+)-weighted-split-paths-path: reads (\S+), which is not beside the script")
+_ASKED_GROUPS = re.compile(r"--(\w+)-weighted-split-paths-path: reads (\S+), which is not (?:beside|on) th")
 _ASKED_PARAMETERS = re.compile(r"reads (\S+), which is not beside the script: the flags")
 _TELLS_OF_FILES = re.compile(r"and put the file there|for the place of this file")
 _SEVERAL = re.compile(r"args|params|options|flags", re.IGNORECASE)

@@ -120,9 +120,9 @@ def _with_groups(group: FlagGroup, file_text: Callable[[str], str | None]) -> Fl
     name = group.words[0].partition("=")[2] or " ".join(group.words[1:])
     text = file_text(name)
     if text is None:
-        raise ScriptError(
-            group.line, f"--{group.name}: reads {name}, which is not beside the script; put it there, or use --{flag}"
-        )
+        place = "on this machine" if name.startswith("/") else "beside the script"
+        remedy = f"put it there, give another place with --arg, or use --{flag}"
+        raise ScriptError(group.line, f"--{group.name}: reads {name}, which is not {place}; {remedy}")
     return replace(group, name=flag, words=(f"--{flag}", *groups_of_file(text)))
 
 

@@ -25,7 +25,7 @@ from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.model_config import script_of_config
 from llmctl.scripts.outside import outside_value
 from llmctl.scripts.program_meaning import put_program
-from llmctl.scripts.questions import TRAINING_LINE, ask, check_given, usage_of, with_further
+from llmctl.scripts.questions import TRAINING_LINE, ask, check_given, last_words_of, with_further
 from llmctl.scripts.shell.command_reader import read_script as read_commands
 from llmctl.scripts.shell.interpreter import Interpreter, World
 from llmctl.scripts.shell.started import Started
@@ -224,8 +224,8 @@ def _training_line(interpreter: Interpreter, text: str, given: Mapping[str, str]
     if not found and other is not None:
         architecture_of(other.entry, other.line)
     if not found and interpreter.state.exits:
-        usage = usage_of(text)
-        shown = f" ({usage})" if usage else ""
+        words = last_words_of(text, interpreter.state.exits[0])
+        shown = f" ({words})" if words else ""
         message = f"the script ends here before it trains; give what it asks for with --arg NAME=VALUE{shown}"
         raise _EndsEarly(interpreter.state.exits[0], message)
     if not found and shells.unread:

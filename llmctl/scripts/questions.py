@@ -11,6 +11,7 @@ from llmctl.scripts.errors import ScriptError, all_problems
 from llmctl.scripts.flag_group import is_open_flag
 
 _USAGE = re.compile(r"(usage:[^\n\"'\\]{3,120})", re.IGNORECASE)
+_ECHO = re.compile(r"""\becho\s+(?:-\w+\s+)*(?:"([^"\n]{3,120})"|'([^'\n]{3,120})')""")
 _NAME = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\+?=")
 _ARGUMENTS = re.compile(r"\$\{?[#!]?[1-9@*#]|\bshift\b|\bgetopts\b|\bBASH_ARGV\b")
 _SHOWN, _TRIED = 8, 8
@@ -22,6 +23,12 @@ def usage_of(text: str) -> str:
     """The script's own line on its usage; empty without one."""
     usage = _USAGE.search(text)
     return " ".join(usage[1].split()) if usage is not None else ""
+
+
+def last_words_of(text: str, line: int) -> str:
+    """The script's usage, or what it prints just before it ends in ``line``; empty if neither is there."""
+    found = _ECHO.findall("\n".join(text.splitlines()[max(line - 3, 0) : line]))
+    return usage_of(text) or (" ".join("".join(found[-1]).split()) if found else "")
 
 
 def ask(questions: Iterable[tuple[int, str]], text: str) -> None:
@@ -97,6 +104,10 @@ def check_given(given: Mapping[str, str], texts: Sequence[str], used: Collection
         if name.isdigit():
             raise ScriptError(0, f"--arg {name}: the script uses no arguments, not ${name} or $@; leave it out")
         names = sorted({found for text in texts for pair in _NAME.findall(text) for found in pair if found})
+        is_flag = any(re.search(rf"(?<!\S)--{re.escape(name)}[\s=]", text) for text in texts)
+        if is_flag and name.upper().replace("-", "_") not in names:
+            there = f"the script has a value for --{name}; change it there, or give its key to submit with --set"
+            raise ScriptError(0, f"--arg {name}: {there}")
         near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name.upper(), names, n=1)
         known = f"; it has {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}" if names else ""
         remedy = f"; did you mean {near[0]}?" if near else f"{known}: leave it out"

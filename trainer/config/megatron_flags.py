@@ -369,14 +369,16 @@ ONE_OF_SEVERAL = {
 }
 """Flag that takes several values in Megatron-LM or Megatron-DeepSpeed, and here only equal ones -> the reason."""
 
-SPELLINGS: dict[str, Mapping[str, str]] = {
+SPELLINGS: dict[str, Mapping[str, str | None]] = {
+    # Megatron-LM takes 0 for unset.
+    **dict.fromkeys(("exit-interval", "exit-duration-in-mins", "save-interval", "num-experts"), {"0": None}),
     # Transformer Engine's two levels of one exchange; the result is the same.
     "cp-comm-type": {"a2a+p2p": "p2p", "all_gather": "p2p"},
     "normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"},
     "tokenizer-type": {"PretrainedFromHF": "HuggingFaceTokenizer", "HFTokenizer": "HuggingFaceTokenizer"},
     "position-embedding-type": {"absolute": "learned_absolute", "rotary": "rope"},
 }
-"""Flag -> values as forks spell them, and the key's own value."""
+"""Flag -> values as forks spell them, and the key's own value; None for unset."""
 
 TokenizerType = Literal[
     "HuggingFaceTokenizer",

@@ -56,6 +56,10 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
         ),
         (f"#SBATCH --time=1h\n{TRAIN}", r"line 1: #SBATCH --time 1h: the number or time cannot be read"),
         (f"exit 1\n{TRAIN}", r"line 1: the script ends here before it trains"),
+        (
+            f"N=3\nif [ $((N % 2)) -ne 0 ]; then\n  echo 'N must be even' >&2\n  exit 1\nfi\n{TRAIN}",
+            r"line 4: the script ends here before it trains; .*--arg NAME=VALUE \(N must be even\)$",
+        ),
         ("f() { f; }\nf", r"line 1: f calls itself"),
         (f"{TRAIN} --deepspeed_config c.json\n", None),
         ("echo '{' > c.json\n" + f"{TRAIN} --deepspeed_config c.json", r"line 2: c.json: is not valid JSON"),

@@ -107,6 +107,11 @@ def test_one_question_stays_one_sentence(tmp_path: Path) -> None:
     [
         ("LRR", "train.sh: --arg LRR: the script neither uses nor sets LRR; did you mean LR?"),
         ("lr", "train.sh: --arg lr: the script neither uses nor sets lr; did you mean LR?"),
+        (
+            "num-layers",
+            "train.sh: --arg num-layers: the script has a value for --num-layers; change it there, or give its key to "
+            "submit with --set",
+        ),
         ("OTHER", "train.sh: --arg OTHER: the script neither uses nor sets OTHER; it has LR, SIZE: leave it out"),
         ("1", "train.sh: --arg 1: the script uses no arguments, not $1 or $@; leave it out"),
         ("fp8", "train.sh: --arg fp8: the script neither uses nor sets fp8; it has LR, SIZE: leave it out"),

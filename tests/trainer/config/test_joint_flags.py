@@ -142,6 +142,12 @@ def test_a_key_named_like_such_a_flag_gets_the_keys_name():
         assert megatron_flag_problem(flag, []) == f"is Megatron-LM's --{flag}; use {keys[0]}"
 
 
+@pytest.mark.parametrize("flag", ["exit-interval", "exit-duration-in-mins", "save-interval", "num-experts"])
+def test_0_is_unset_as_in_megatron(flag):
+    (value,) = parse_command_line([f"--{flag}", "0"]).values.values()
+    assert value is None
+
+
 def test_sums_of_bf16_products_in_float32():
     matmul = torch.backends.cuda.matmul
     launch = resolve_launch_environment({})

@@ -52,6 +52,9 @@ def test_groups_of_a_blend_in_a_file(tmp_path: Path) -> None:
         read(script, tmp_path)
     with pytest.raises(UsageError, match=r"reads train.txt, which is not beside the script"):
         read(script, tmp_path, FOLDER=str(tmp_path))
+    elsewhere = script.replace("train.txt", "/absent/train.txt")
+    with pytest.raises(UsageError, match=r"reads /absent/train.txt, which is not on this machine; put it there, give"):
+        read(elsewhere, tmp_path, FOLDER=str(tmp_path))
     (tmp_path / "train.txt").write_text('"train: 0.5 0:0.9 a, 0.5 0:0.9 b"\n')
     (tmp_path / "valid.txt").write_text('"one: 0.5 0.9:1 a, 0.5 0.9:1 b"\n')
     data = config_of(script, tmp_path, FOLDER=str(tmp_path)).data

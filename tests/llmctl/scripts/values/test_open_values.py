@@ -154,7 +154,7 @@ def test_files_of_groups_are_asked_for_with_their_folder(tmp_path: Path) -> None
     assert error.value.message.count("--arg ROOT=VALUE, and put the file there, which is read") == 2
     with pytest.raises(UsageError) as error:
         read(script, tmp_path, ROOT=str(tmp_path))
-    assert error.value.message.count("which is not beside the script; put it there") == 2
+    assert error.value.message.count("which is not on this machine; put it there") == 2
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text(f'"{split}: 1 0:1 {split}"')
     assert config_of(script, tmp_path, ROOT=str(tmp_path)).data.train_data_path == ["train"]
