@@ -17,11 +17,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -35,7 +33,7 @@ from trainer.distributed.random_streams import StepRandomness
 from trainer.ops.build.build_settings import BuildSettings
 from trainer.ops.dispatch.setup import set_up_kernels
 from trainer.optimizer.mixed_precision import MixedPrecisionOptimizer
-from trainer.parallel_model import build_model
+from trainer.parallel_model import ParallelModel, build_model
 from trainer.pipeline.executor import forward_backward
 from trainer.planning.build_config import build_config
 from trainer.planning.estimate.device_peaks import known_peak_tflops
@@ -220,12 +218,13 @@ def compiled_step(build: Callable[[Shape], nn.Module], shape: Shape, device: tor
     return step
 
 
-@contextmanager
-def drawn_on(device: torch.device) -> Iterator[None]:
-    """Draw initial weights on the device: a CPU takes a minute for those of 3B, and their values change no time."""
+@torch.no_grad()
+def draw(model: ParallelModel, device: torch.device) -> None:
+    """Draw the matrices on the device: a CPU takes a minute for those of 3B, and their values change no time."""
     generator = torch.Generator(device).manual_seed(1)
-    with mock.patch("trainer.model.sharding.seeded_generator", lambda *_: generator), device:
-        yield
+    for name, parameter in model.parameters.items():
+        if model.layouts[name].is_matrix:
+            parameter.normal_(std=0.02, generator=generator)
 
 
 def our_step(shape: Shape, device: torch.device, micro_batches: int, kernels: str) -> Step:
@@ -238,8 +237,8 @@ def our_step(shape: Shape, device: torch.device, micro_batches: int, kernels: st
     selection = set_up_kernels(config, settings, device, torch.bfloat16, is_builder=True)
     print("\n".join(selection.lines()), file=sys.stderr, flush=True)
     mesh = ParallelMesh.build(config, 0, 1)
-    with drawn_on(device):
-        model = build_model(config, shape.vocab, mesh, ProcessGroups(), device, selection.kernels)
+    model = build_model(config, shape.vocab, mesh, ProcessGroups(), device, selection.kernels, draws=False)
+    draw(model, device)
     optimizer = MixedPrecisionOptimizer(config, model)
     data = [MicroBatch(*pair) for pair in batches(shape, device, micro_batches)]
     tokens = micro_batches * shape.micro_batch * shape.sequence

@@ -167,7 +167,9 @@ def _put_origins(meant: Sequence[FlagGroup], alone: Mapping[int, Mapping[str, An
         setters = [place for place, values in alone.items() if key in values or key in _joint_keys(meant[place])]
         same = [place for place in setters if alone[place].get(key) == value]
         if setters:
-            found.origins[key] = meant[(same or setters)[-1]].origin
+            last = meant[(same or setters)[-1]]
+            together = [meant[place] for place in setters if _flag(meant[place]) in JOINT_FLAGS]
+            found.origins[key] = ", ".join(one.origin for one in (together if last in together else [last]))
         elif key == OF_SAMPLES:
             found.origins[key] = next(one.origin for one in meant if one.name.replace("_", "-") == "train-samples")
 

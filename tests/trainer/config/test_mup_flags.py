@@ -76,6 +76,16 @@ def test_sizes_must_stand_beside_the_flag():
             parse_command_line(flags)
 
 
+def test_flags_that_change_nothing_are_told():
+    sizes = ["--hidden-size", "64", "--num-attention-heads", "4", *FORK]
+    told = parse_command_line([*sizes, "--mup-input-mult", "1", "--mup-output-mult", "1", "--mup-attn-mult", "1"]).notes
+    assert [note.partition(" is without")[0] for note in told] == [
+        f"--mup-{name}-mult 1" for name in ("input", "output", "attn")
+    ]
+    (told,) = parse_command_line([*sizes, "--mup-attn-mult", "3", "--softmax-scale", "0.1"]).notes
+    assert told.endswith("--softmax-scale is used instead")
+
+
 def test_flags_without_the_switch_are_told():
     told = parse_command_line(["--mup-base-hidden-size", "16", "--mup-output-mult", "2"])
     assert not told.values

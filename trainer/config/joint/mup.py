@@ -30,6 +30,7 @@ _OF_FORK: Mapping[str, tuple[str, ...]] = {
 }
 MUP_FLAGS: Mapping[str, tuple[str, ...]] = {**_OF_MEGATRON, **_OF_FORK}
 """Flag -> keys that it may set."""
+_SCALED = "--softmax-scale is used instead"
 MUP_SWITCHES = (_SWITCH, FORK_SWITCH)
 
 
@@ -48,17 +49,10 @@ def mup_values(
         ValueError: a sentence that begins with the flag.
     """
     asked = [flag for flag in given if flag in MUP_FLAGS]
-    switches = [flag for flag in asked if flag in MUP_SWITCHES]
-    if len(switches) > 1:
-        raise ValueError(f"--{FORK_SWITCH}: is another program's --{_SWITCH}; leave one of them out")
-    if not switches:
+    switch = _switch(asked)
+    if switch is None:
         idle |= dict.fromkeys(asked, f"Megatron-LM reads the flag only beside --{_SWITCH}")
         return
-    (switch,) = switches
-    own, others = (_OF_MEGATRON, _OF_FORK) if switch == _SWITCH else (_OF_FORK, _OF_MEGATRON)
-    for flag in asked:
-        if flag in others and flag not in own and flag not in (BASE_FLAG, "mup-output-mult"):
-            raise ValueError(f"--{flag}: does not belong to --{switch}; leave one of them out")
     if "mup-width-mult" in asked:
         idle["mup-width-mult"] = f"Megatron-LM computes it from --hidden-size and --{BASE_FLAG}"
     hidden = _whole("model.hidden_size", values, switch)
@@ -72,6 +66,25 @@ def mup_values(
     scores *= math.sqrt(_number("mup-base-head-dim", given))
     if (scores, power) != (1, 1) and _SCORES not in values:
         found[_SCORES] = scores / _head_dim(values, switch) ** power
+    for flag in asked:
+        if flag not in idle and not found.keys() & set(MUP_FLAGS[flag]):
+            is_scaled = _SCORES in values and MUP_FLAGS[flag] == (_SCORES,)
+            idle[flag] = _SCALED if is_scaled else "a factor of 1 changes nothing"
+
+
+def _switch(asked: Sequence[str]) -> str | None:
+    """The flag that asks for the parametrization of one of the two programs."""
+    switches = [flag for flag in asked if flag in MUP_SWITCHES]
+    if not switches:
+        return None
+    if len(switches) > 1:
+        raise ValueError(f"--{FORK_SWITCH}: is another program's --{_SWITCH}; leave one of them out")
+    (switch,) = switches
+    own, others = (_OF_MEGATRON, _OF_FORK) if switch == _SWITCH else (_OF_FORK, _OF_MEGATRON)
+    for flag in asked:
+        if flag in others and flag not in own and flag not in (BASE_FLAG, "mup-output-mult"):
+            raise ValueError(f"--{flag}: does not belong to --{switch}; leave one of them out")
+    return switch
 
 
 def _base(given: Mapping[str, Sequence[str]], hidden: int, switch: str) -> int:
