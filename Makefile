@@ -1,13 +1,13 @@
 # CPU time on two cores of a Xeon with AVX-512 (2026-11); the wall time is half of it or more. Set-up: 1 minute, once.
 #
 # make demo     train a small language model on this machine, through the whole tool: 2 minutes
-# make test     check, and every test; as root against real Slurm, Grid Engine and sshd: 25 minutes, in a fresh clone
+# make test     check, and every test; as root against real Slurm, Grid Engine and sshd: 1 hour, in a fresh clone
 # make quick    check, and the tests that start no ranks, jobs or compilers, the inner loop: under 1 minute
 # make check    formatting, lint, types, architecture rules: 15 s, and the first time 1 minute more for types
 # make kernels  build the ops of csrc/ for this machine: 2.5 minutes, once
 # make parity   one, two and three mesh axes over up to 8 ranks, compared with the serial run: 2 days; PARITY=--levels for
 #               every instruction level of the processor: 2 days for each
-# make proofs   the table of families in docs/guide/models.md, by the tests that prove it: not measured, minutes
+# make proofs   the table of families in docs/guide/models.md, by the tests that prove it, and all that takes long: 1 hour
 # make torture  exact resume after kill -9 at 20 random instants, and after every system call of a save failed: 10 minutes
 # make faults   injected faults on this machine and on real schedulers, a table of what recovers; resumable: hours
 # make gpu      proofs and measurements on one GPU, in stages that survive being cut off; GPU=--dry on the CPU: 1 minute
