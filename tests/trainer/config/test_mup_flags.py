@@ -57,6 +57,9 @@ def test_initial_values():
         ([*MEGATRON, "--mup-output-mult", "0"], "--mup-output-mult: '0' is not a number above 0"),
         ([*MEGATRON, "--mup-output-mult", "nan"], "--mup-output-mult: 'nan' is not a number above 0"),
         ([*MEGATRON, "--mup-attn-scale-power", "-1"], "--mup-attn-scale-power: '-1' is not a number above 0"),
+        (["--use-mup", "--mup-base-hidden-size", "9" * 5000], "--mup-base-hidden-size: '9999"),
+        ([*MEGATRON, "--mup-attn-scale-power", "1e308"], "model.softmax_scale: 0.0 is not valid"),
+        ([*MEGATRON, "--mup-output-mult", "1e-320"], "model.logits_scaling: inf is not valid"),
         (["--use-mup", "yes"], "--use-mup: takes no value, not 1"),
         (
             [*MEGATRON, "--mup-embedding-mult", "2", "--embedding-scale", "3"],
@@ -65,7 +68,7 @@ def test_initial_values():
     ],
 )
 def test_refused(flags, message):
-    with pytest.raises(UsageError) as told:
+    with pytest.raises((UsageError, ConfigError)) as told:
         config_of(*flags)
     assert str(told.value).startswith(message)
 

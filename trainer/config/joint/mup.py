@@ -31,6 +31,7 @@ _OF_FORK: Mapping[str, tuple[str, ...]] = {
 MUP_FLAGS: Mapping[str, tuple[str, ...]] = {**_OF_MEGATRON, **_OF_FORK}
 """Flag -> keys that it may set."""
 _SCALED = "--softmax-scale is used instead"
+_MOST_DIGITS = 12
 MUP_SWITCHES = (_SWITCH, FORK_SWITCH)
 
 
@@ -65,7 +66,7 @@ def mup_values(
     scores, power = _number("mup-attn-mult", given), _number("mup-attn-scale-power", given)
     scores *= math.sqrt(_number("mup-base-head-dim", given))
     if (scores, power) != (1, 1) and _SCORES not in values:
-        found[_SCORES] = scores / _head_dim(values, switch) ** power
+        found[_SCORES] = scores * _head_dim(values, switch) ** -power
     for flag in asked:
         if flag not in idle and not found.keys() & set(MUP_FLAGS[flag]):
             is_scaled = _SCORES in values and MUP_FLAGS[flag] == (_SCORES,)
@@ -93,8 +94,8 @@ def _base(given: Mapping[str, Sequence[str]], hidden: int, switch: str) -> int:
             return hidden
         raise ValueError(f"--{switch}: the width of the base model is not in the flags; give --{BASE_FLAG}")
     text = given[BASE_FLAG][0]
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"--{BASE_FLAG}: {text!r} is not valid; use the hidden size of the base model")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) == 0:
+        raise ValueError(f"--{BASE_FLAG}: {text[:30]!r} is not valid; use the hidden size of the base model")
     return int(text)
 
 
@@ -109,12 +110,13 @@ def _put(key: str, factor: float, values: Mapping[str, Any], found: dict[str, An
 def _head_dim(values: Mapping[str, Any], switch: str) -> int:
     if "model.kv_channels" in values:
         return _whole("model.kv_channels", values, switch)
-    return _whole("model.hidden_size", values, switch) // _whole("model.num_attention_heads", values, switch)
+    # More heads than channels are refused with the config.
+    return max(_whole("model.hidden_size", values, switch) // _whole("model.num_attention_heads", values, switch), 1)
 
 
 def _whole(key: str, values: Mapping[str, Any], switch: str) -> int:
     text, flag = str(values.get(key, "")), key.rpartition(".")[2].replace("_", "-")
-    if not text.isdecimal() or int(text) == 0:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) == 0:
         raise ValueError(f"--{switch}: needs --{flag} beside it, a whole number; give both")
     return int(text)
 
