@@ -43,7 +43,7 @@ def result_of(trial: Trial, folder: Path, codes: list[int], *, enough: bool) -> 
     if times and (enough or len(times) >= trial.steps):
         peaks = [int(row["peak_memory_bytes"]) for row in _rows(folder) if row.get("peak_memory_bytes")]
         return TrialResult(trial.candidate, trial.round, Outcome.OK, median(times), max(peaks, default=None))
-    reason = _reason(folder)
+    reason = reason_of(folder)
     if _NO_MEMORY.search(reason) or (not reason and _KILLED in codes):
         return TrialResult(trial.candidate, trial.round, Outcome.OUT_OF_MEMORY, reason=reason or "killed (SIGKILL)")
     ends = ", ".join(str(code) for code in sorted(set(codes)))
@@ -63,7 +63,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _reason(folder: Path) -> str:
+def reason_of(folder: Path) -> str:
     """The first failure without another as its cause, on one line; empty: no rank has recorded any."""
     found = []
     for path in (RunDirectory(folder).attempt_dir / "errors").glob("rank-*.json"):

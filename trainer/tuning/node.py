@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.tuning.contest import Candidate, Contest, Outcome, Trial, TrialResult
-from trainer.tuning.measured import is_enough, result_of, step_times
+from trainer.tuning.measured import is_enough, reason_of, result_of, step_times
 from trainer.tuning.meeting import Meeting
 from trainer.tuning.ranks import Place, Ranks
 
 RESULTS = "tune.jsonl"
 """File of the run directory with a row for each finished trial."""
 _POLL_S = 0.2
+_RECORD_S = 10.0
+"""Time for a failure to be recorded after the first rank has ended, which need not be the one that records it."""
 _ALL_END = timedelta(minutes=2)
 _END = "end"
 
@@ -132,6 +134,7 @@ def _run_trial(
                 reason = "late"
             elif meeting.heard(f"stop/{number}") or any(ranks.codes()) or None not in ranks.codes():
                 reason = "ended"
+                await_reason(folder, ranks)
         meeting.tell(f"stop/{number}", reason)
         codes = [code for code in ranks.codes() if code is not None]
     finally:
@@ -139,6 +142,20 @@ def _run_trial(
     for other in range(1, place.nodes):
         codes += meeting.wait(f"done/{number}/{other}", _ALL_END)
     return None if reason == "late" else result_of(trial, folder, codes, enough=reason == "enough")
+
+
+class WithCodes(Protocol):
+    """Ranks whose ends can be asked for."""
+
+    def codes(self) -> list[int | None]:
+        """Exit code of each rank; None: it runs."""
+
+
+def await_reason(folder: Path, ranks: WithCodes) -> None:
+    """Leave the ranks of this node the time to record why the trial failed: rank 0 alone records a bad config."""
+    ends = time.monotonic() + _RECORD_S
+    while not reason_of(folder) and None in ranks.codes() and time.monotonic() < ends:
+        time.sleep(_POLL_S)
 
 
 def _take_part(tuning: Tuning, place: Place, meeting: Meeting, number: int, folder: str, port: int) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.free_ports import free_ports
 from trainer.tuning.contest import Outcome, Trial, TrialResult
-from trainer.tuning.measured import is_enough, result_of, step_times
-from trainer.tuning.node import RESULTS, read_results
+from trainer.tuning.measured import is_enough, reason_of, result_of, step_times
+from trainer.tuning.node import RESULTS, await_reason, read_results
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {
@@ -81,6 +81,27 @@ def test_two_nodes_find_the_fastest_layout_and_go_on_where_they_stopped(tmp_path
         (each.candidate, each.round) for each in results
     ]
     assert len(list((tmp_path / "tune").iterdir())) == len(results) + 1
+
+
+class Recording:
+    """A stand-in for ranks of which the first records its failure when it is asked a third time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked, self.record = 0, folder / "attempts/1/errors/rank-00000.json"
+        self.record.parent.mkdir(parents=True)
+
+    def codes(self) -> list[int | None]:
+        self.asked += 1
+        if self.asked == 3:
+            found = {"consequence": False, "time": 1.0, "type": "ConfigError", "message": "PP 3 does not fit"}
+            self.record.write_text(json.dumps(found))
+        return [None]
+
+
+def test_the_reason_of_a_failure_is_awaited_when_another_node_ends_first(tmp_path: Path) -> None:
+    ranks = Recording(tmp_path)
+    await_reason(tmp_path, ranks)
+    assert (ranks.asked, reason_of(tmp_path)) == (3, "ConfigError: PP 3 does not fit")
 
 
 def test_no_trial_begins_when_the_time_is_over(tmp_path: Path) -> None:
