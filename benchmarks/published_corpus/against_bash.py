@@ -41,7 +41,7 @@ def compare_script(path: Path, repository: Path, given: Mapping[str, str], now: 
         now: the time that ``date`` prints.
     """
     script = path.read_text(encoding="utf-8", errors="replace")
-    if any(re.search(rf"--{re.escape(name)}\s+<[A-Za-z]", script) for name in given):
+    if any("-" in name and re.search(rf"--{re.escape(name)}\s+<[A-Za-z]", script) for name in given):
         return Comparison(NO_TRUTH, "bash takes a place left open, as in --vocab-file <PATH>, for a redirection")
     launch, text = launch_line_of(path, given, now), import_script(path, "script", given, now).text
     errors = ""
