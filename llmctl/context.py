@@ -158,28 +158,27 @@ class Context:
         profile = load_profile(self.folders, name, origin)
         root = self.environment.get("LLMCTL_RUNS_ROOT") or profile.runs_root
         if root is not None and not self._is_remote(profile):
-            root = os.path.normpath(self.cwd / expand(root, lambda: str(self.folders.home)))
+            root = os.path.normpath(self.cwd / self._expanded_root(root, profile, self.transport))
         return profile.model_copy(update={"runs_root": root})
 
-    def runs_root(
-        self, profile: ClusterProfile, *, group: str | None = None, home: Callable[[], str] | None = None
-    ) -> str:
+    def runs_root(self, profile: ClusterProfile, *, group: str | None = None, machine: Transport | None = None) -> str:
         """Absolute path of a cluster's folder of run directories, on the cluster's machine.
 
         Without runs_root it is the profile's work area, else a folder in the home directory. Only a leading ``~``, the
-        home directory there, needs a question to the machine.
+        home directory there, and a variable there need a question to the machine.
 
         Args:
             profile: of the cluster.
             group: for the work area; None: LLMCTL_GROUP or the profile's.
-            home: gives the home directory there; None: ask the machine.
+            machine: the cluster's; None: connect to it.
 
         Raises:
-            ProfileError: runs_root is not an absolute path there, or the work area is not valid.
+            ProfileError: runs_root is not an absolute path there, has a variable that is not set there, or the work
+                area is not valid.
             SchedulerError: the machine does not answer.
         """
         root = profile.runs_root or self._unset_root(profile, group)
-        root = expand(root, home or (lambda: self.connect(profile).home()))
+        root = self._expanded_root(root, profile, machine or self.connect(profile))
         if not root.startswith("/"):
             raise ProfileError(
                 f"cluster {profile.name}: runs_root: {root} is not absolute\n"
@@ -187,6 +186,16 @@ class Context:
                 "LLMCTL_RUNS_ROOT"
             )
         return os.path.normpath(root)
+
+    def _expanded_root(self, root: str, profile: ClusterProfile, machine: Transport) -> str:
+        from llmctl.site.profile_paths import expand
+
+        try:
+            return expand(root, machine)
+        except ProfileError as error:
+            file = self.folders.clusters / f"{profile.name}.yaml"
+            where = "LLMCTL_RUNS_ROOT" if self.environment.get("LLMCTL_RUNS_ROOT") else f"{file}: runs_root"
+            raise ProfileError(f"{where}: {error.message}") from None
 
     def _unset_root(self, profile: ClusterProfile, group: str | None) -> str:
         from llmctl.site.unset_values import HOME_FOLDER, work_area
@@ -237,41 +246,17 @@ def is_remote(profile: ClusterProfile) -> bool:
 
 
 def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterProfile:
-    """Replace ``~`` in a profile's paths, and fill in runs_root. Asks the machine for its home only if it is needed.
+    """Replace ``~`` and variables in a profile's paths, and fill in runs_root. Asks the machine only if it is needed.
 
     Raises:
-        ProfileError: runs_root is not absolute.
+        ProfileError: runs_root is not absolute, or a variable is not set.
         SchedulerError: the machine does not answer.
     """
-    root = context.runs_root(profile)
+    from llmctl.site.profile_paths import with_paths
 
-    def home() -> str:
-        return context.connect(profile).home() if is_remote(profile) else str(context.folders.home)
-
-    return _with_home(profile, home).model_copy(update={"runs_root": root})
-
-
-def _with_home(profile: ClusterProfile, home: Callable[[], str]) -> ClusterProfile:
-    """Replace ``~`` in the paths of a profile, apart from runs_root."""
-    software, container = profile.environment, profile.container
-    paths = {"path": software.path, "python": software.python, "module_init": software.module_init}
-    mounts = tuple(":".join(expand(part, home) for part in mount.split(":")) for mount in container.mounts)
-    places = {"image_folder": container.image_folder, "save": container.save}
-    return profile.model_copy(
-        update={
-            "environment": software.model_copy(update=_expanded(paths, home)),
-            "container": container.model_copy(update={**_expanded(places, home), "mounts": mounts}),
-        }
-    )
-
-
-def expand(path: str, home: Callable[[], str]) -> str:
-    """Replace a leading ``~`` of ``path`` by the home directory. ``home`` is called only if there is a ``~``."""
-    return home() + path[1:] if path == "~" or path.startswith("~/") else path
-
-
-def _expanded(paths: dict[str, str | None], home: Callable[[], str]) -> dict[str, str | None]:
-    return {key: path if path is None else expand(path, home) for key, path in paths.items()}
+    machine = context.connect(profile)
+    root = context.runs_root(profile, machine=machine)
+    return with_paths(profile, machine).model_copy(update={"runs_root": root})
 
 
 @dataclass(frozen=True)
@@ -306,7 +291,7 @@ class ClusterSession:
 
     @classmethod
     def for_jobs(cls, context: Context, cluster: str, origin: str, *, asks: bool = True) -> ClusterSession:
-        """Open a session for submitting: no path of its profile begins with ``~``.
+        """Open a session for submitting: the paths of its profile have neither ``~`` nor variables.
 
         A runs_root that is not set waits for the group of the job: ``with_runs_root``.
 
@@ -330,12 +315,10 @@ class ClusterSession:
 
             host = profile.login.host or next(iter(profile.hosts), profile.name)
             transport = cast("Transport", UncontactedMachine(host, HOME))
+        from llmctl.site.profile_paths import with_paths
 
-        def home() -> str:
-            return transport.home() if transport.is_remote else str(context.folders.home)
-
-        root = None if profile.runs_root is None else context.runs_root(profile, home=home)
-        profile = _with_home(profile, home).model_copy(update={"runs_root": root})
+        root = None if profile.runs_root is None else context.runs_root(profile, machine=transport)
+        profile = with_paths(profile, transport).model_copy(update={"runs_root": root})
         return cls(profile, transport, context.queue_backend(profile))
 
     def with_runs_root(self, context: Context, group: str | None) -> ClusterSession:
@@ -345,7 +328,7 @@ class ClusterSession:
             ProfileError: the work area is not valid.
             SchedulerError: the machine does not answer the question for the home directory.
         """
-        root = context.runs_root(self.profile, group=group, home=self.transport.home)
+        root = context.runs_root(self.profile, group=group, machine=self.transport)
         return replace(self, profile=self.profile.model_copy(update={"runs_root": root}))
 
     def watch(

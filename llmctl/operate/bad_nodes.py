@@ -77,4 +77,4 @@ def readmit_node(context: Context, session: ClusterSession, node: str) -> None:
 
 
 def _root(context: Context, session: ClusterSession) -> str:
-    return context.runs_root(session.profile, home=session.transport.home)
+    return context.runs_root(session.profile, machine=session.transport)

@@ -12,13 +12,13 @@ from llmctl.scripts.launch_line import LaunchLine
 from llmctl.scripts.launch_words import NODES, RANKS, RANKS_PER_NODE
 from llmctl.scripts.outside import JobSize
 from llmctl.scripts.shell.values import Value, missing_of, text_of
+from trainer.config.paths.variables import may_be_secret
 
 _KEPT = re.compile(
     r"(NCCL|RCCL|CUDA|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|KMP|UCX|FI|GLOO|NVTE|TRITON|TOKENIZERS|HSA|MIOPEN|GPU|HF|WANDB|"
     r"NVSHMEM|MPICH|PALS|OMPI_MCA)_\w+|PYTHON(UNBUFFERED|FAULTHANDLER|HASHSEED)"
 )
 _NOT_KEPT = re.compile(r"CUDA_(HOME|PATH|ROOT\w*|VISIBLE_DEVICES)|\w*_(HOME|DIR|CACHE)")
-_SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)")
 _TOLD_BY_LAUNCHER = frozenset(
     ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PATH", "LD_LIBRARY_PATH")
 )
@@ -122,7 +122,7 @@ def _put_environment(environment: Mapping[str, Value], line: int, job: JobMeanin
         missing, text = missing_of(value), text_of(value)
         if name in _TOLD_BY_LAUNCHER:
             continue
-        if _SECRET.fullmatch(name):
+        if may_be_secret(name):
             job.without_effect.append((where, f"export {name}", f"a secret stays out of configs; give --secret {name}"))
         elif name == "CUDA_VISIBLE_DEVICES":
             job.without_effect.append((where, f"export {name}", "the scheduler decides about the GPUs of a job"))

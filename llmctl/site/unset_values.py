@@ -3,6 +3,8 @@
 A dry run needs no set-up. It shows each missing value as a word that begins with YOUR-, and names its cure.
 """
 
+import re
+
 from llmctl.errors import ProfileError
 from llmctl.site.job import JobSpec
 from llmctl.site.profile import ClusterProfile
@@ -10,6 +12,7 @@ from llmctl.site.profile import ClusterProfile
 HOME_FOLDER = "~/llmctl-runs"
 """Folder of the runs at a site whose profile names no work area."""
 GROUP, HOME, HOST, ENVIRONMENT = "YOUR-GROUP", "/YOUR-HOME", "YOUR-HOST", "/YOUR-ENVIRONMENT"
+_OF_A_VARIABLE = re.compile(r"/YOUR-([A-Za-z_]\w*)")
 _CURES = {
     GROUP: "--group G",
     HOME: "your home directory there, which a dry run does not ask for",
@@ -83,9 +86,13 @@ def placeholder_note(name: str, shown: str) -> str:
 
     Args:
         name: of the cluster.
-        shown: the script and its submit commands.
+        shown: the script, its submit commands and the config.
     """
     found = [f"{text.strip('/')} ({cure})" for text, cure in _CURES.items() if text in shown]
+    named = dict.fromkeys(_OF_A_VARIABLE.findall(shown))
+    found += [
+        f"YOUR-{one} (${one} there, which a dry run does not ask for)" for one in named if f"/YOUR-{one}" not in _CURES
+    ]
     if not found:
         return ""
     return f"placeholders for values that are not set: {', '.join(found)}; `llmctl clusters setup {name}` stores them"

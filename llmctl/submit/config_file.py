@@ -21,7 +21,7 @@ from llmctl.paths import BUNDLED, expand_home
 from llmctl.submit.job import ConfigFile, Problem, SubmitArguments
 from llmctl.submit.origins import Resolved
 from trainer.config.errors import ConfigError
-from trainer.config.task_files import is_task_file
+from trainer.config.paths.task_files import is_task_file
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config

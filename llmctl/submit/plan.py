@@ -16,7 +16,7 @@ from llmctl.runs.record import RUN_ID, RunRecord, new_run_id
 from llmctl.site.job import JobSpec
 from llmctl.submit.check_job import check_job, leave_out
 from llmctl.submit.decide import decide_job
-from llmctl.submit.job import ConfigFile, Flag, Job, PathCheck, Problem, RenderedJob, SubmitArguments, SubmitPlan
+from llmctl.submit.job import ConfigFile, Flag, Job, PathCheck, Problem, SubmitArguments, SubmitPlan
 from llmctl.submit.origins import Origin, Resolved
 from llmctl.submit.render import render
 from llmctl.submit.resolve import job_section, job_spec, parse_settings, resolve
@@ -114,7 +114,7 @@ def plan_submission(context: Context, arguments: SubmitArguments) -> SubmitPlan:
     template = _read_template(context, arguments.template) if arguments.template is not None else None
     record, rendered = _first_record(context, job, resolved, user_code, template), render(job, template=template)
     if arguments.dry_run:
-        warnings += _placeholder_notes(profile, rendered)
+        warnings += _placeholder_notes(profile, f"{rendered}{record.config}")
     return SubmitPlan(
         record=record,
         job=job,
@@ -243,10 +243,10 @@ def _with_unset_values(
     return session, [runs_root_note(session.profile, group)]
 
 
-def _placeholder_notes(profile: "ClusterProfile", rendered: RenderedJob) -> list[str]:
+def _placeholder_notes(profile: "ClusterProfile", shown: str) -> list[str]:
     from llmctl.site.unset_values import placeholder_note
 
-    note = placeholder_note(profile.name, str(rendered))
+    note = placeholder_note(profile.name, shown)
     return [note] if note else []
 
 

@@ -5,47 +5,32 @@ JobSpec.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmctl.context import ClusterSession, Context, expand
+from llmctl.context import ClusterSession, Context
 from llmctl.errors import RecordError, UsageError
-from llmctl.paths import UserFolders, expand_home
+from llmctl.paths import expand_home
 from llmctl.runs.record import RunRecord, newer_record
 from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import overlay
 from llmctl.submit.job import ConfigFile, Flag, Problem
 from llmctl.submit.origins import Origin, ProfileOrigins, Resolved
+from trainer.config.paths.variables import (
+    PATH_KEYS,
+    WITH_VARIABLES,
+    names_in,
+    unset_problem,
+    variables_in,
+    with_variables,
+)
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+    from llmctl.transport.protocol import Transport
     from trainer.config.sections.job import JobConfig
-
-PATH_KEYS = frozenset(
-    {
-        "data.data_path",
-        "data.train_data_path",
-        "data.valid_data_path",
-        "data.test_data_path",
-        "data.tokenizer_model",
-        "data.vocab_file",
-        "data.merge_file",
-        "data.data_cache_path",
-        "checkpoint.save",
-        "checkpoint.load",
-        "model.from",
-        "evaluation.tasks",
-        "logging.tensorboard_dir",
-        "logging.wandb_save_dir",
-        "job.code",
-    }
-)
-"""Keys whose values are paths: relative to the folder of their file, or for flags to the working directory.
-
-On a remote cluster the paths are the cluster's: relative paths stay unchanged, except ``job.code``, which is read here.
-"""
 
 
 def parse_settings(settings: Sequence[str] | Mapping[str, Any]) -> list[Flag]:
@@ -85,7 +70,10 @@ def resolve(
     *,
     job_only: bool,
 ) -> Resolved:
-    """Merge all layers. The merged values are not checked here.
+    """Merge all layers. Paths become those of the cluster's machine; the merged values are not checked otherwise.
+
+    Relative paths are relative to the folder of their file, or for flags to the working directory. On a remote cluster
+    they stay unchanged, except ``job.code``, which is read here. Variables have their values in a login shell there.
 
     Args:
         context: environment, working directory and folders.
@@ -95,10 +83,12 @@ def resolve(
         job_only: read only the ``job`` section, for a COMMAND.
 
     Raises:
-        UsageError: a flag sets a key below a plain value.
+        UsageError: a flag sets a key below a plain value, or a path with a variable that is not set there.
+        ConfigFileError: a file sets such a path.
+        SchedulerError: the machine does not answer.
     """
     profile, transport = session.profile, session.transport
-    layers = _Layers(context.folders, transport.home if transport.is_remote else None)
+    layers = _Layers(context, transport)
     if profile.group is not None:
         layers.add("job.group", profile.group, Origin("profile"), context.cwd)
     for key, value in context.user_settings().items():
@@ -117,7 +107,9 @@ def resolve(
         value = [*layers.listed(given.key), *given.value] if given.adds else given.value
         layers.add(given.key, value, Origin(given.flag, is_flag=True), context.cwd)
     source = config.shown if config is not None else "the command line"
-    return Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
+    resolved = Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
+    layers.check_variables(resolved)
+    return resolved
 
 
 def job_section(resolved: Resolved) -> "JobConfig":
@@ -192,14 +184,20 @@ class _Layers:
     """Values and origins while layers are merged.
 
     Earlier values are never changed in place.
+
+    Attributes:
+        values: of all layers so far.
+        origins: see Resolved.
+        unset: key -> sentence on the variables of its path that are not set.
     """
 
-    def __init__(self, folders: UserFolders, remote_home: Callable[[], str] | None) -> None:
-        """Start without values; ``remote_home`` asks another machine for its home directory."""
+    def __init__(self, context: Context, machine: "Transport") -> None:
+        """Start without values; ``machine`` is the cluster's."""
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
-        self._folders = folders
-        self._remote_home = remote_home
+        self.unset: dict[str, str] = {}
+        self._context = context
+        self._machine = machine
 
     def listed(self, key: str) -> list[Any]:
         """The list at a key of a section; empty without a list."""
@@ -234,6 +232,9 @@ class _Layers:
         self.origins[key] = origin
 
     def _absolute(self, key: str, value: Any, base: Path) -> Any:
+        self.unset.pop(key, None)
+        if key in WITH_VARIABLES and names_in(value):
+            value = self._with_variables(key, value)
         if key not in PATH_KEYS:
             return value
         weights: Sequence[int] = ()
@@ -246,15 +247,33 @@ class _Layers:
             ]
         return self._absolute_path(key, value, base)
 
+    def check_variables(self, resolved: Resolved) -> None:
+        """Refuse the paths with a variable that is not set.
+
+        Raises:
+            UsageError, ConfigFileError: names each key and its flag or file.
+        """
+        if self.unset:
+            raise resolved.error(Problem(key, problem) for key, problem in self.unset.items())
+
+    def _with_variables(self, key: str, value: Any) -> Any:
+        """The value with the variables of this machine for code, else of the cluster's."""
+        machine = self._context.transport if key == "job.code" else self._machine
+        value = with_variables(value, machine.variables(variables_in(value)))
+        if left := names_in(value):
+            self.unset[key] = unset_problem(left, machine.host)
+        return value
+
     def _absolute_path(self, key: str, value: Any, base: Path) -> Any:
         if not isinstance(value, str) or not value:
             return value
         if key == "evaluation.tasks" and _is_harness_task(value):
             return value
-        if self._remote_home is not None and key != "job.code":  # code is read here and sent
-            path = expand(value, self._remote_home)
+        if self._machine.is_remote and key != "job.code":  # code is read here and sent
+            is_home = value == "~" or value.startswith("~/")
+            path = self._machine.home() + value[1:] if is_home else value
             return os.path.normpath(path) if path.startswith("/") else path
-        path = os.path.normpath(base / expand_home(value, self._folders))
+        path = os.path.normpath(base / expand_home(value, self._context.folders))
         # A trailing slash or /. asks for the content of a folder instead of the folder (snapshot.find_user_code).
         return f"{path}/." if key == "job.code" and (value == "." or value.endswith(("/", "/."))) else path
 
@@ -271,6 +290,6 @@ def _entries(value: Any) -> tuple[Any, Sequence[int]]:
 
 
 def _is_harness_task(value: str) -> bool:
-    from trainer.config.task_files import is_task_file
+    from trainer.config.paths.task_files import is_task_file
 
     return not is_task_file(value)

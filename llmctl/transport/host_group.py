@@ -135,6 +135,10 @@ class HostGroup:
         """The user's home directory."""
         return self._look(lambda transport: transport.home())
 
+    def variables(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Values of these variables on the first host that answers; see llmctl.transport.protocol."""
+        return self._look(lambda transport: transport.variables(names))
+
     def now(self) -> float:
         """Time by the clock of the first host that answers."""
         return self._look(lambda transport: transport.now())

@@ -52,6 +52,10 @@ class LocalTransport:
         """The user's home directory."""
         return self.environment.get("HOME") or file_writes.home()
 
+    def variables(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Values of these variables here, without those that are unset or empty."""
+        return {name: self.environment[name] for name in names if self.environment.get(name)}
+
     def now(self) -> float:
         """Time by this machine's clock, in seconds since 1970."""
         return time.time()

@@ -47,6 +47,9 @@ class Transport(Protocol):
     def home(self) -> str:
         """The user's home directory on that machine."""
 
+    def variables(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Values of these variables in a login shell of that machine, without those that are unset or empty."""
+
     def now(self) -> float:
         """Time by that machine's clock, in seconds since 1970; its files carry times of this clock."""
 

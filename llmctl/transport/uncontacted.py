@@ -1,5 +1,6 @@
 """The machine of a cluster that a dry run does not contact."""
 
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from llmctl.errors import SchedulerError
@@ -18,6 +19,10 @@ class UncontactedMachine:
     def home(self) -> str:
         """See Transport."""
         return self._home
+
+    def variables(self, names: Sequence[str]) -> Mapping[str, str]:
+        """See Transport: a word in place of each."""
+        return {name: f"/YOUR-{name}" for name in names}
 
     def close(self) -> None:
         """See Transport."""

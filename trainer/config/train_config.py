@@ -9,6 +9,7 @@ from os.path import normpath
 
 from trainer.config.blends import PATH_KEYS as BLEND_KEYS
 from trainer.config.blends import parse_blend
+from trainer.config.paths.task_files import is_task_file
 from trainer.config.sections.batch_sizes import BatchSizes, steps_of
 from trainer.config.sections.checkpoint import CheckpointConfig
 from trainer.config.sections.data import DataConfig
@@ -21,7 +22,6 @@ from trainer.config.sections.optimizer import OptimizerConfig
 from trainer.config.sections.parallel import ParallelConfig
 from trainer.config.sections.section import Section
 from trainer.config.sections.training import TrainingConfig
-from trainer.config.task_files import is_task_file
 
 
 class TrainConfig(Section):

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer.config.task_files import is_task_file, task_file_problem
+from trainer.config.paths.task_files import is_task_file, task_file_problem
 from trainer.evaluation.errors import EvaluationError
 
 _NEAREST = 3

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trainer.config.counted_flags import COUNTED, iterations_of
@@ -22,6 +23,7 @@ from trainer.config.megatron_flags import (
     WITHOUT_EFFECT,
     Alias,
 )
+from trainer.config.paths.variables import check_no_variables, replace_variables
 from trainer.config.sections.profile_steps import FLAGS, NO_PROFILE, STEPS, steps_of
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
@@ -245,8 +247,8 @@ def _unknown(flag: str, keys: Mapping[str, str]) -> str:
     return f"--{flag}: unknown flag" + (f"; did you mean --{near}?" if near else "; flags are the config's keys")
 
 
-def build_train_config(command_line: CommandLine) -> TrainConfig:
-    """The config file, if any, overridden by the flags.
+def build_train_config(command_line: CommandLine, environment: Mapping[str, str] = MappingProxyType({})) -> TrainConfig:
+    """The config file, if any, overridden by the flags; the variables in its paths are those of ``environment``.
 
     Raises:
         ConfigError: see trainer.planning.build_config.build_config; the message names the file if the file is wrong.
@@ -259,6 +261,8 @@ def build_train_config(command_line: CommandLine) -> TrainConfig:
         if not isinstance(values.get(section, {}), dict):
             raise ConfigError(section, "is a section; give it keys, not a value")
         values[section] = {**values.get(section, {}), name: value}
+    values = replace_variables(values, environment)
+    check_no_variables(values)
     if names_start(values):
         from trainer.planning.start_model import LocalFiles, completed
 

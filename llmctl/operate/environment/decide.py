@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmctl.backends import capabilities_of
-from llmctl.context import Context, expand, is_remote, resolve_profile_paths
+from llmctl.context import Context, is_remote, resolve_profile_paths
 from llmctl.distribution import NAME, install_words
 from llmctl.doctor.probes import parse_gpus
 from llmctl.doctor.torch_wheels import ARCHITECTURES, TorchIndex, choose_index
@@ -18,6 +18,7 @@ from llmctl.operate.environment.compile_steps import compile_steps
 from llmctl.operate.environment.packages import Package, parse_package
 from llmctl.operate.environment.plan import Plan, Site, look_at
 from llmctl.operate.environment.steps import Wanted, plan_steps
+from llmctl.site.profile_paths import expand
 from llmctl.submit.job import Flag
 
 if TYPE_CHECKING:
@@ -148,7 +149,10 @@ def _place(
     """A path of the command line, absolute on the cluster's machine; a bare name of a program stays."""
     if given is None or (flag == "--python" and "/" not in given):
         return given
-    path = expand(given, transport.home)
+    try:
+        path = expand(given, transport)
+    except ProfileError as error:
+        raise UsageError(f"{flag} {given}: {error.message}") from None
     if not is_remote(profile):
         return os.path.normpath(context.cwd / path)
     if not path.startswith("/"):

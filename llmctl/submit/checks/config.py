@@ -9,8 +9,8 @@ from llmctl.transport.file_reads import FileRead
 from llmctl.transport.file_writes import PathFacts
 from llmctl.transport.protocol import Transport
 from trainer.config.errors import ConfigError
+from trainer.config.paths.task_files import is_task_file, task_file_problem
 from trainer.config.sections.checkpoint import START_REMEDY
-from trainer.config.task_files import is_task_file, task_file_problem
 from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_world_size
 

@@ -14,6 +14,7 @@ from llmctl.submit.preview.estimate import device_here
 from llmctl.submit.resolve import parse_settings
 from llmctl.submit.visible_gpus import visible_gpus
 from trainer.config.errors import ConfigError
+from trainer.config.paths.variables import replace_variables
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config, names_start
@@ -198,6 +199,7 @@ def _training_config(
             for part in reversed(flag.key.split(".")):
                 nested = {part: nested}
             values = overlay(values, nested)
+        values = replace_variables(values, context.environment)
         return build_config(_over_start_model(values, base)), base
     except ConfigError as error:
         raise ConfigFileError(f"{source}: {error}") from None

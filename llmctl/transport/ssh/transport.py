@@ -30,6 +30,9 @@ RECONNECT_TIMEOUT_S = 120.0
 _READ_AT_ONCE = 1 << 26
 _CHUNK = 1 << 22
 _CLOSE_TIMEOUT_S = 2.0
+_PRINT = 'for name do printf "%s\\0" "$(printenv "$name")"; done'
+"""Prints the exported variables that are its arguments."""
+_PRINT_TIMEOUT_S = 20.0
 _DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 
@@ -79,6 +82,16 @@ class RemoteTransport:
         """The user's home directory on the host."""
         with self._guard:
             return self._ready().home
+
+    def variables(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Values of these variables in a login shell of the host, without those that are unset or empty.
+
+        Raises:
+            SchedulerError: the host does not answer.
+        """
+        found = self.run(["sh", "-c", _PRINT, "sh", *names], timeout_s=_PRINT_TIMEOUT_S, only_reads=True).stdout
+        values = found.split("\0")[: len(names)]
+        return {name: value for name, value in zip(names, values, strict=False) if value}
 
     def now(self) -> float:
         """Time by the host's clock, in seconds since 1970; no round trip once connected."""

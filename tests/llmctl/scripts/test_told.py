@@ -7,7 +7,7 @@ import pytest
 
 from llmctl.scripts.folder_meaning import PATHS
 from llmctl.scripts.import_script import ImportedScript, import_script
-from llmctl.submit.resolve import PATH_KEYS
+from trainer.config.paths.variables import PATH_KEYS
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 FLAGS = (

@@ -31,7 +31,7 @@ from llmctl.site.profile import (
 )
 from tests.llmctl.run_directories import make_run
 from tests.llmctl.scripts.script_cases import render_case
-from trainer.config.task_files import task_file_problem
+from trainer.config.paths.task_files import task_file_problem
 
 HOSTILE = {
     "space": "a b",

@@ -8,7 +8,7 @@ import pytest
 
 from llmctl.submit.checks.config import generated_data_warnings, task_file_problems
 from llmctl.transport.file_reads import read_parts
-from trainer.config.task_files import is_task_file
+from trainer.config.paths.task_files import is_task_file
 from trainer.planning.build_config import build_config
 
 CONTENTS = {

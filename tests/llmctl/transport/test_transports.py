@@ -46,6 +46,20 @@ def test_arguments_arrive_byte_for_byte(transport):
     assert done.stdout == f"{[os.fsencode(word) for word in words]}\n"
 
 
+def test_variables_of_a_login_shell(tmp_path, monkeypatch):
+    values = {"SCRATCH": "/scratch/a b\n'c'", "EMPTY": "", "N": "-n"}
+    (tmp_path / ".profile").write_text("export FROM_PROFILE=/of/the/profile; NOT_EXPORTED=1\n")
+    for name, value in {**values, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    asked = ["N", "SCRATCH", "EMPTY", "UNSET_ONE"]
+    for transport in (LocalTransport(dict(os.environ)), agent(PipeRoute())):
+        assert transport.variables(asked) == {"N": "-n", "SCRATCH": values["SCRATCH"]}
+        assert transport.variables([]) == {}
+        if transport.is_remote:
+            assert transport.variables(["FROM_PROFILE", "NOT_EXPORTED"]) == {"FROM_PROFILE": "/of/the/profile"}
+        transport.close()
+
+
 def test_an_end_by_signal_and_bytes_that_are_not_text(transport):
     done = transport.run(["sh", "-c", r"printf '\377x'; kill -9 $$"], timeout_s=HANG_S)
     assert (done.exit_status, done.stdout) == (-9, "\ufffdx")
