@@ -68,7 +68,7 @@ def import_script(
     path = context.cwd / script
     if not path.is_file():
         raise UsageError(f"FILE: there is no file {script}; name a training script")
-    imported = read(path, script, parse_given(given), datetime.now())
+    imported = read(path, script, parse_given(given), datetime.now(), context.environment)
     if output is not None:
         _write(context.cwd / output, imported.text, str(output))
     elif not run:

@@ -1,5 +1,6 @@
 """``llmctl init``: write a complete config for a model or a script."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ def init(
     if not path.exists():
         raise UsageError(f"--from: there is no {source}; name a folder of a model, or a training script")
     if path.is_file() and not _is_gguf(path):
-        text = _of_script(path, source)
+        text = _of_script(path, source, context.environment)
     else:
         from llmctl.operate.first_config import first_config
 
@@ -47,7 +48,7 @@ def _is_gguf(path: Path) -> bool:
     return is_gguf(str(path), LocalFiles())
 
 
-def _of_script(path: Path, source: str) -> str:
+def _of_script(path: Path, source: str, environment: Mapping[str, str]) -> str:
     from datetime import datetime
 
     from llmctl.scripts.import_script import import_script
@@ -55,4 +56,4 @@ def _of_script(path: Path, source: str) -> str:
 
     if not is_script(path):
         raise UsageError(f"--from: {source} is not a shell script; name one, or the folder or GGUF file of a model")
-    return import_script(path, source, {}, datetime.now()).text
+    return import_script(path, source, {}, datetime.now(), environment).text

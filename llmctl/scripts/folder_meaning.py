@@ -66,7 +66,7 @@ def put_folder(folder: Value, flags: FlagMeaning) -> None:
 
 
 def _is_relative(entry: str) -> bool:
-    return not entry.startswith(("/", "~", _BOUND))
+    return not entry.startswith(("/", "~", "${", _BOUND))
 
 
 def _placed(entry: str, folder: str) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from llmctl.errors import UsageError
@@ -23,7 +24,7 @@ from llmctl.scripts.idle_flags import drop_idle
 from llmctl.scripts.job_meaning import JobMeaning, job_meaning, size_of
 from llmctl.scripts.launch_line import LaunchLine, read_launch_line
 from llmctl.scripts.model_config import script_of_config
-from llmctl.scripts.outside import outside_value
+from llmctl.scripts.outside import Surroundings, outside_value
 from llmctl.scripts.program_meaning import put_program
 from llmctl.scripts.questions import TRAINING_LINE, ask, check_given, last_words_of, with_further
 from llmctl.scripts.shell.command_reader import read_script as read_commands
@@ -78,7 +79,13 @@ def parse_given(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def import_script(path: Path, shown: str, given: Mapping[str, str], now: datetime) -> ImportedScript:
+def import_script(
+    path: Path,
+    shown: str,
+    given: Mapping[str, str],
+    now: datetime,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> ImportedScript:
     """Read a script as a config.
 
     Args:
@@ -86,6 +93,7 @@ def import_script(path: Path, shown: str, given: Mapping[str, str], now: datetim
         shown: its name in messages.
         given: variables that the script leaves open; see parse_given.
         now: the time that ``date`` in the script prints.
+        environment: of the user, for the variables of the training line that the script does not set.
 
     Raises:
         UsageError: the script cannot be read, or asks for something else than this trainer does; with the line.
@@ -93,10 +101,10 @@ def import_script(path: Path, shown: str, given: Mapping[str, str], now: datetim
     try:
         text = _read_text(path, given)
         try:
-            return _import(text, path, given, now)
+            return _import(text, path, given, now, environment)
         except ScriptError as error:
             raise with_further(
-                error, text, lambda answers: _error_with(text, path, {**given, **answers}, now)
+                error, text, lambda answers: _error_with(text, path, {**given, **answers}, now, environment)
             ) from None
     except ScriptError as error:
         raise error.within(shown) from None
@@ -104,10 +112,12 @@ def import_script(path: Path, shown: str, given: Mapping[str, str], now: datetim
         raise UsageError(f"{shown}: its commands are nested too deeply to be read") from None
 
 
-def _error_with(text: str, path: Path, given: Mapping[str, str], now: datetime) -> ScriptError | None:
+def _error_with(
+    text: str, path: Path, given: Mapping[str, str], now: datetime, environment: Mapping[str, str]
+) -> ScriptError | None:
     """The error of a script with further answers, if there is one."""
     try:
-        _import(text, path, given, now)
+        _import(text, path, given, now, environment)
     except ScriptError as error:
         return error
     return None
@@ -179,8 +189,10 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
         raise
 
 
-def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> ImportedScript:
-    script = _read(text, path, given, now)
+def _import(
+    text: str, path: Path, given: Mapping[str, str], now: datetime, environment: Mapping[str, str]
+) -> ImportedScript:
+    script, around = _read(text, path, given, now), Surroundings(environment)
     launch, state = script.launch, script.interpreter.state
     architecture = architecture_of(launch.entry, launch.line)
 
@@ -191,7 +203,9 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
         place = path.parent / name
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
-    groups = name_open_values(group_flags(bind(launch.arguments, launch.folder), launch.line), given, state.variables)
+    folder = around.fill_in_folder(launch.folder)
+    words = bind(around.fill_in(launch.arguments), folder)
+    groups = name_open_values(group_flags(words, launch.line), given, state.variables)
     groups, asking_fp8 = divide_fp8(groups, given)
     ask([*questions(groups), *base_width_asked(groups, given)], text)
     groups = open_split_files(with_base_width(groups, given), file_text)
@@ -199,11 +213,11 @@ def _import(text: str, path: Path, given: Mapping[str, str], now: datetime) -> I
     put_bf16(asking_fp8, flags)
     tell_rules_of_mup(flags, groups)
     put_program(architecture, launch.entry.rpartition("/")[2], launch.line, flags)
-    put_folder(launch.folder, flags)
+    put_folder(folder, flags)
     put_start(flags)
     drop_idle(architecture, flags)
     job = job_meaning(script.directives, launch, script.run.environment)
-    return _written(path, launch, flags, job, script.interpreter)
+    return _written(path, launch, flags, job, script.interpreter, around)
 
 
 def _training_line(interpreter: Interpreter, text: str, given: Mapping[str, str]) -> tuple[Run, LaunchLine]:
@@ -266,7 +280,12 @@ def _one_round(line: int, loops: Sequence[tuple[str, str]]) -> ScriptError:
 
 
 def _written(
-    path: Path, launch: LaunchLine, flags: FlagMeaning, job: JobMeaning, interpreter: Interpreter
+    path: Path,
+    launch: LaunchLine,
+    flags: FlagMeaning,
+    job: JobMeaning,
+    interpreter: Interpreter,
+    around: Surroundings,
 ) -> ImportedScript:
     skipped = interpreter.state.skipped
     sections: dict[str, dict[str, Any]] = {"job": dict(job.values)} if job.values else {}
@@ -290,6 +309,7 @@ def _written(
         [
             ("Differs from Megatron-LM:", sorted(flags.remarks)),
             ("Differs from the script's job:", sorted(job.remarks)),
+            ("Taken from the environment:", sorted([*around.taken, *around.kept])),
             ("Flags without effect here:", sorted(flags.without_effect)),
             (
                 "Words of scheduler, launcher and environment that llmctl replaces:",
@@ -302,7 +322,7 @@ def _written(
     plain_sections = {name: {key: checked[name][key] for key in values} for name, values in sections.items()}
     remarks = tuple(
         f"{f'line {line}: ' if line else ''}{words}: {reason}"
-        for line, words, reason in sorted([*flags.remarks, *job.remarks])
+        for line, words, reason in sorted([*flags.remarks, *job.remarks, *around.taken])
     )
     return ImportedScript(plain_sections, text, ignored, remarks)
 

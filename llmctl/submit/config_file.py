@@ -56,7 +56,8 @@ def read_config(context: Context, arguments: SubmitArguments) -> ConfigFile:
         from llmctl.scripts.import_script import import_script, parse_given
 
         named = arguments.config or str(path)
-        script = import_script(path, named, parse_given(arguments.script_arguments), datetime.now())
+        given = parse_given(arguments.script_arguments)
+        script = import_script(path, named, given, datetime.now(), context.environment)
         if script.ignored:
             count = "1 word has" if script.ignored == 1 else f"{script.ignored} words have"
             shown = f"{named}: {count} no effect here; llmctl import-script shows each with its reason"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 LEFT_OPEN = "is a place that the script leaves open"
 """Reason of a ``Missing`` for words such as ``<path to the data>``."""
+NOT_SET = "is not set"
+"""Reason of a ``Missing`` for a variable that nothing in the script sets."""
 OF_A_PATTERN = "is the name of a file that only the job knows"
 """Reason of a ``Missing`` for the files that a pattern finds, as in ``for file in data/*.bin``."""
 _PATTERN = re.compile(r"[*?]|\[[^\]]+\]")
