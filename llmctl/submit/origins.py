@@ -3,8 +3,9 @@
 Nothing else turns problems into errors.
 """
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmctl.context import Context
@@ -12,6 +13,7 @@ from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordErro
 from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.job import Problem
+from trainer.config.paths.hub_names import hub_remedy
 
 _PROFILE_KEYS = {
     "job.launcher": "launch.launcher",
@@ -22,6 +24,8 @@ _PROFILE_KEYS = {
     "job.container": "environment.path",
 }
 """Key of the job -> key of the profile with the default."""
+_IS_ABSENT = re.compile(r"^there is no |^\S+ is relative, ")
+"""Beginning of a problem with a path that is not there."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Resolved:
         source: the config file, or "the command line"; named in messages about a key without an origin.
         cluster: origins of the profile's keys.
         below_flags: the values without the flags.
+        hub_names: key -> its path as given, if this may be meant as a name of the Hugging Face Hub.
     """
 
     values: Mapping[str, Any]
@@ -83,6 +88,7 @@ class Resolved:
     source: str
     cluster: ProfileOrigins
     below_flags: Mapping[str, Any] = field(default_factory=dict)
+    hub_names: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, problems: Iterable[Problem]) -> LlmctlError:
         """One error for all problems, the first as the main sentence.
@@ -108,6 +114,8 @@ class Resolved:
     def _config_error(self, problem: Problem) -> LlmctlError:
         """Error about a key of the config, by flag, file or profile."""
         key = problem.key
+        if key in self.hub_names and _IS_ABSENT.search(problem.text):
+            problem = replace(problem, text=problem.text + hub_remedy(self.hub_names[key]))
         origin = self._origin(key)
         if origin is not None and origin.is_flag:
             return UsageError(f"{self._flag(key)}: {problem.text}")

@@ -17,6 +17,7 @@ from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import overlay
 from llmctl.submit.job import ConfigFile, Flag, Problem
 from llmctl.submit.origins import Origin, ProfileOrigins, Resolved
+from trainer.config.paths.hub_names import HUB_KEYS, is_hub_name
 from trainer.config.paths.variables import (
     PATH_KEYS,
     WITH_VARIABLES,
@@ -107,7 +108,9 @@ def resolve(
         value = [*layers.listed(given.key), *given.value] if given.adds else given.value
         layers.add(given.key, value, Origin(given.flag, is_flag=True), context.cwd)
     source = config.shown if config is not None else "the command line"
-    resolved = Resolved(layers.values, layers.origins, source, ProfileOrigins(context, profile), below)
+    resolved = Resolved(
+        layers.values, layers.origins, source, ProfileOrigins(context, profile), below, layers.hub_names
+    )
     layers.check_variables(resolved)
     return resolved
 
@@ -189,6 +192,7 @@ class _Layers:
         values: of all layers so far.
         origins: see Resolved.
         unset: key -> sentence on the variables of its path that are not set.
+        hub_names: see Resolved.
     """
 
     def __init__(self, context: Context, machine: "Transport") -> None:
@@ -196,6 +200,7 @@ class _Layers:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self.unset: dict[str, str] = {}
+        self.hub_names: dict[str, str] = {}
         self._context = context
         self._machine = machine
 
@@ -237,6 +242,9 @@ class _Layers:
             value = self._with_variables(key, value)
         if key not in PATH_KEYS:
             return value
+        self.hub_names.pop(key, None)
+        if key in HUB_KEYS and isinstance(value, str) and is_hub_name(value):
+            self.hub_names[key] = value
         weights: Sequence[int] = ()
         if key.endswith("data_path"):
             value, weights = _entries(value)

@@ -15,6 +15,9 @@ from trainer.config.train_config import TrainConfig
 from trainer.planning.checks import check_world_size
 
 _DATASET = "name the prefix of an indexed dataset, which `llmctl data prepare` makes from text"
+_TEXT = "prepare text with `llmctl data prepare` and name the prefix, or set data.streaming=true to read it as it is"
+_ENDINGS = (".bin", ".idx")
+_TEXT_ENDINGS = (".jsonl", ".json", ".ndjson", ".txt", ".parquet", ".gz", ".zst", ".bz2", ".xz")
 _READ = "name an existing path, or leave it out"
 _TASKS_KEY = "evaluation.tasks"
 _TASKS_REMEDY = "name a task file of lm-evaluation-harness, or one of its tasks"
@@ -76,7 +79,7 @@ def _config_paths(job: Job, config: TrainConfig) -> Iterator[PathCheck]:
     mounts = (*job.profile.container.mounts, *job.spec.mounts)
     for key, prefix in config.data_prefixes():
         if not config.data.streaming:
-            yield _present(key, (f"{prefix}.bin", f"{prefix}.idx"), _DATASET, mounts, kinds=("file",))
+            yield _dataset(key, prefix, mounts)
         # The matches of a pattern are not checked.
         elif not set("*?[") & set(prefix):
             yield _present(key, (prefix,), "name a file or folder of text", mounts, kinds=("file", "folder"))
@@ -85,6 +88,34 @@ def _config_paths(job: Job, config: TrainConfig) -> Iterator[PathCheck]:
         yield _present(key, (path,), remedy, mounts, kinds=("file", "folder"))
     for key, path in config.written_paths():
         yield _writable(key, path, mounts)
+
+
+def _dataset(key: str, prefix: str, mounts: Sequence[str]) -> PathCheck:
+    """Check that both files of a dataset exist; else name the prefix that was probably meant, or what to do with text.
+
+    Args:
+        key: of the config.
+        prefix: of the dataset, inside the job's container.
+        mounts: mounts of the job's container.
+    """
+    shorter = next((prefix.removesuffix(ending) for ending in _ENDINGS if prefix.endswith(ending)), prefix)
+    near = [other for other in (shorter, f"{shorter}_text_document", f"{shorter}_text_sentence") if other != prefix]
+
+    def place(other: str) -> str:
+        return on_host(f"{other}.bin", mounts) or f"{other}.bin"
+
+    files = {on_host(path, mounts) or path: path for path in (f"{prefix}.bin", f"{prefix}.idx")}
+
+    def judge(facts: Mapping[str, PathFacts]) -> Problem | None:
+        missing = next((path for where, path in files.items() if facts[where].kind != "file"), None)
+        if missing is None:
+            return None
+        meant = next((other for other in near if facts[place(other)].kind == "file"), None)
+        if meant is not None:
+            return Problem(key, f"there is no {missing}; did you mean the prefix {meant}?")
+        return Problem(key, f"there is no {missing}; {_TEXT if prefix.endswith(_TEXT_ENDINGS) else _DATASET}")
+
+    return PathCheck((*files, *map(place, near)), judge)
 
 
 def _present(key: str, paths: Sequence[str], remedy: str, mounts: Sequence[str], *, kinds: Sequence[str]) -> PathCheck:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.data_flags import TOKENIZER_TYPES
+from trainer.config.paths.hub_names import hub_remedy, is_hub_name
 from trainer.data.errors import DataError
 from trainer.data.tokenizers.gpt2 import added_token, read_gpt2
 from trainer.data.tokenizers.huggingface import HuggingFaceVocabulary
@@ -226,9 +227,7 @@ def _read_content(file: Path) -> Any:
 
 def _of_hub(file: Path) -> str:
     """Return the remedy for a name of the Hugging Face hub (OWNER/NAME); else empty."""
-    if file.is_absolute() or len(file.parts) != 2 or file.suffix in (".json", ".model", ".tiktoken", ".txt"):
-        return ""
-    return f"; download it with `hf download {file} --include 'tokenizer*' --local-dir FOLDER` (no automatic download)"
+    return hub_remedy(str(file), "tokenizer*") if is_hub_name(str(file)) else ""
 
 
 def _add_tokens_beside(content: dict[str, Any], folder: Path) -> None:

@@ -33,7 +33,10 @@ def test_missing_and_wrong_names(tmp_path: Path) -> None:
     refused("valid are HuggingFaceTokenizer", tokenizer_type="x")
     for name in ("none.json", "none.model", "none.tiktoken"):
         refused(f"{name}: cannot read the tokenizer", tokenizer_model=tmp_path / name)
-    refused(r"openai/gpt2: cannot read .*; download it with `hf download openai/gpt2 ", tokenizer_model="openai/gpt2")
+    refused(
+        r"openai/gpt2: cannot read .*; download a model of the Hugging Face Hub first: `hf download openai/gpt2 ",
+        tokenizer_model="openai/gpt2",
+    )
     refused("holds no tokenizer.json, vocab.json", tokenizer_model=tmp_path)
     refused(r"holds no tokenizer.model or \*.model", tokenizer_model=tmp_path, tokenizer_type="Llama2Tokenizer")
     refused("vocab.json: cannot be read", tokenizer_model=tmp_path, tokenizer_type="GPT2BPETokenizer")
