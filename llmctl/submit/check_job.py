@@ -224,6 +224,10 @@ def _warnings(job: Job) -> list[str]:
         from llmctl.submit.checks.config import generated_data_warnings
 
         warnings += generated_data_warnings(job.config)
+    if job.spec.env:
+        from llmctl.submit.checks.site import literal_warnings
+
+        warnings += literal_warnings(job)
     if job.backend.capabilities.starts_in_place:
         from llmctl.submit.checks.site import crowd_warnings
 

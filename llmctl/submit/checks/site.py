@@ -7,6 +7,7 @@ from llmctl.durations import clock
 from llmctl.paths import UserFolders
 from llmctl.site.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
 from llmctl.submit.job import Job, Problem
+from trainer.config.paths.variables import names_in
 
 MAX_LOCAL_NODES = 1024
 """Far above the useful number of ranks on one machine, and too low for a typo to exhaust its process table."""
@@ -51,6 +52,13 @@ def crowd_warnings(job: Job, cores: int) -> Iterator[str]:
     if processes > cores:
         what = "ranks" if job.config is not None else "processes"
         yield f"--nodes: {processes} {what} share the {cores} cores of this machine, which is slow; {cores} fit"
+
+
+def literal_warnings(job: Job) -> Iterator[str]:
+    """Variables in the values of job.env, where people may expect their values."""
+    for name, value in job.spec.env:
+        if names := names_in(value):
+            yield f"job.env.{name}: ${names[0]} is passed on as it stands; only paths of the config have variables"
 
 
 def _offer_problems(job: Job) -> Iterator[Problem]:

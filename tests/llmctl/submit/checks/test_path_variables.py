@@ -106,3 +106,19 @@ def test_a_secret_becomes_no_path(context):
     write_profile(Path(context.environment["HOME"]), runs_root="/x/$HF_TOKEN")
     with pytest.raises(ProfileError, match=r"runs_root: \$HF_TOKEN may be a secret"):
         plan(context)
+
+
+def test_variables_of_the_job_stay_and_are_told(environment, capsys):
+    command = [
+        "submit",
+        "c.yaml",
+        "--set",
+        "checkpoint.save=null",
+        "--set",
+        "job.env={A: $SCRATCH/hf}",
+        "--show-script",
+    ]
+    assert main(command, {**environment, "SCRATCH": "/scratch"}) == 0
+    shown = capsys.readouterr()
+    assert "job.env.A: $SCRATCH is passed on as it stands; only paths of the config have variables" in shown.err
+    assert "'$SCRATCH/hf'" in shown.out
