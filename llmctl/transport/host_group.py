@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from llmctl.errors import SchedulerError
+from llmctl.site.profile_paths import expand
 from llmctl.terminal_text import printable
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts
@@ -297,8 +298,8 @@ class HostGroup:
         if not self._shared:
             return False
         root = self._runs_root
-        if root is not None and (root == "~" or root.startswith("~/")):
-            root = self.home() + root[1:]
+        if root is not None:
+            root = self._runs_root = expand(root, self)
         return root is None or path == root or path.startswith(root.rstrip("/") + "/")
 
     def _change(self, path: str, act: Callable[[Transport], object]) -> None:

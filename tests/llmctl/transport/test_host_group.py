@@ -236,6 +236,17 @@ def test_shared_files_are_read_through_any_reachable_host_unless_refused(transpo
         refusing.read_parts([FileRead("/runs/x")])
 
 
+@pytest.mark.parametrize(("runs_root", "folder"), [("$POOL/runs", "/pool/a/runs"), ("~/runs", "/home/me/runs")])
+def test_the_shared_folder_may_have_a_variable_or_the_home_directory(runs_root, folder, transport):
+    for host in transport.values():
+        host.environment["POOL"] = "/pool/a"
+    group = HostGroup(transport, shared=True, runs_root=runs_root)
+    group.write_files([FileWrite(f"{folder}/x", b""), FileWrite("/elsewhere/x", b"")])
+    assert [host.list_names([folder, "/elsewhere"]) for host in transport.values()] == [
+        [["x"], ["x"]], [[], ["x"]], [[], ["x"]]
+    ]  # fmt: skip
+
+
 def test_hosts_are_found_by_their_own_name(transport):
     own = transport["g1"].inspect_processes([])
     group = HostGroup(transport, shared=True, runs_root="/runs")
