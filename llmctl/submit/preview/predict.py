@@ -14,7 +14,7 @@ from llmctl.submit.preview.estimate import device_here
 from llmctl.submit.resolve import parse_settings
 from llmctl.submit.visible_gpus import visible_gpus
 from trainer.config.errors import ConfigError
-from trainer.config.paths.variables import replace_variables
+from trainer.config.paths.variables import names_in, replace_variables, unset_problem
 from trainer.config.train_config import TrainConfig
 from trainer.config.yaml_file import read_yaml
 from trainer.planning.build_config import build_config, names_start
@@ -225,6 +225,8 @@ def _over_start_model(values: Mapping[str, Any], base: Path) -> Mapping[str, Any
     for section, key in (("checkpoint", "load"), ("model", FROM)):
         named = values.get(section)
         if isinstance(named, dict) and isinstance(named.get(key), str):
+            if left := names_in(named[key]):
+                raise ConfigError(f"{section}.{key}", unset_problem(left, "this machine"))
             values[section] = {**named, key: str(base / Path(named[key]).expanduser())}
     return completed(values, LocalFiles())
 

@@ -176,6 +176,21 @@ def test_the_model_of_a_folder_is_planned(place, capsys):
     assert f"model.num_layers: is 3, but {place}/hf/config.json has 4" in capsys.readouterr().err
 
 
+def test_the_place_of_a_model_may_have_a_variable_that_is_set(place, capsys, monkeypatch):
+    (place / "hf").mkdir()
+    keys = {**LLAMA.tiny, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (place / "hf/config.json").write_text(json.dumps(keys))
+    sections = {key: CONFIG[key] for key in ("training", "optimizer", "data")}
+    data = {**CONFIG["data"], "tokenizer_model": "$UNSET_ONE/t"}
+    values = {**sections, "data": data, "checkpoint": {"load": "${MODELS}/hf", "save": "$UNSET_ONE/ck"}}
+    (place / "start.yaml").write_text(yaml.safe_dump(values))
+    short = ["plan", "start.yaml", "--set", "training.seq_length=64", "--device", "H100"]
+    assert main(short) == 3
+    assert "checkpoint.load: $MODELS is not set on this machine" in capsys.readouterr().err
+    monkeypatch.setenv("MODELS", str(place))
+    assert main(short) == 0
+
+
 @pytest.mark.usefixtures("place")
 def test_the_vocabulary_is_that_of_the_data_and_the_device_this_machine(place, capsys):
     config = {**CONFIG, "model": {key: value for key, value in CONFIG["model"].items() if key != "vocab_size"}}

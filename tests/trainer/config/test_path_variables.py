@@ -29,10 +29,12 @@ def test_every_key_is_one_of_the_config():
         ("/data/$USER/${USER}x", "/data/u/ux"),
         ("/data/$(id)/a$/$1", "/data/$(id)/a$/$1"),
         ("~/ck", "~/ck"),
+        ("file://$SCRATCH/mlruns", "file:///scratch/u/mlruns"),
     ],
 )
 def test_a_path_with_variables(path, shown):
-    assert replace_variables({"checkpoint": {"save": path}}, ENVIRONMENT) == {"checkpoint": {"save": shown}}
+    for section, key in (("checkpoint", "save"), ("logging", "mlflow_tracking_uri")):
+        assert replace_variables({section: {key: path}}, ENVIRONMENT) == {section: {key: shown}}
 
 
 def test_lists_and_other_keys():

@@ -32,7 +32,7 @@ PATH_KEYS = frozenset(
     }
 )
 """Keys whose values are paths, or lists of them: relative to the folder of their file."""
-WITH_VARIABLES = PATH_KEYS | {"job.container", "job.mounts"}
+WITH_VARIABLES = PATH_KEYS | {"job.container", "job.mounts", "logging.mlflow_tracking_uri"}
 """Keys in which variables are replaced."""
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([^{}]+)\})")
 _NAME = re.compile(r"[A-Za-z_]\w*")
