@@ -10,6 +10,8 @@ import yaml
 
 from llmctl.cli.main import main
 from llmctl.errors import ConfigFileError, ProfileError, UsageError
+from llmctl.submit.job import SubmitArguments
+from llmctl.submit.plan import plan_submission
 from tests.llmctl.submit.test_config_file import CONFIG
 from tests.llmctl.submit.test_remote_submit import HOST, context, plan, write_profile
 
@@ -122,3 +124,16 @@ def test_variables_of_the_job_stay_and_are_told(environment, capsys):
     shown = capsys.readouterr()
     assert "job.env.A: $SCRATCH is passed on as it stands; only paths of the config have variables" in shown.err
     assert "'$SCRATCH/hf'" in shown.out
+
+
+def test_a_path_of_a_script_is_that_of_the_cluster(context, tmp_path):
+    script = Path(context.environment["HOME"]) / "t.sh"
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32"
+    more = "--micro-batch-size 1 --lr 1e-3 --train-iters $ITERS --vocab-size 128 --mock-data --save $SCRATCH/ck"
+    script.write_text(f"torchrun --nproc_per_node 1 pretrain_gpt.py {flags} {more}\n")
+    context.environment.update(SCRATCH="/of/the/laptop", ITERS="7")
+    with_variables_there(context, SCRATCH=str(tmp_path / "there/s"), ITERS="9")
+    made = plan_submission(context, SubmitArguments("t.sh", "far", settings=("training.device=cpu",), run_id="r"))
+    assert made.record.config["checkpoint"]["save"] == f"{tmp_path}/there/s/ck"
+    assert made.record.config["training"]["train_iters"] == 7
+    assert any("$ITERS: is '7' in the environment" in warning for warning in made.warnings)
