@@ -93,7 +93,7 @@ def import_script(
         shown: its name in messages.
         given: variables that the script leaves open; see parse_given.
         now: the time that ``date`` in the script prints.
-        environment: of the user, for the variables of the training line that the script does not set.
+        environment: of the user, for the variables that the script does not set.
 
     Raises:
         UsageError: the script cannot be read, or asks for something else than this trainer does; with the line.
@@ -142,7 +142,7 @@ def _read_text(path: Path, given: Mapping[str, str]) -> str:
 
 def launch_line_of(path: Path, given: Mapping[str, str], now: datetime) -> LaunchLine:
     """The script's only command that trains; arguments and errors as in import_script."""
-    return _read(_read_text(path, given), path, given, now).launch
+    return _read(_read_text(path, given), path, given, now, Surroundings({})).launch
 
 
 def flags_of(path: Path, given: Mapping[str, str], now: datetime) -> list[FlagGroup]:
@@ -159,12 +159,13 @@ class _Script:
     launch: LaunchLine
 
 
-def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Script:
+def _read(text: str, path: Path, given: Mapping[str, str], now: datetime, around: Surroundings) -> _Script:
     directives = read_directives(text)
     size = size_of(directives)
 
     def outside(name: str, line: int) -> Value | None:
-        return outside_value(name, line, size, path.name)
+        found = outside_value(name, line, size, path.name)
+        return found if found is not None else around.value_of(name, line)
 
     commands, beside = read_commands(text), FilesBeside(path, given.values())
 
@@ -192,7 +193,8 @@ def _read(text: str, path: Path, given: Mapping[str, str], now: datetime) -> _Sc
 def _import(
     text: str, path: Path, given: Mapping[str, str], now: datetime, environment: Mapping[str, str]
 ) -> ImportedScript:
-    script, around = _read(text, path, given, now), Surroundings(environment)
+    around = Surroundings(environment)
+    script = _read(text, path, given, now, around)
     launch, state = script.launch, script.interpreter.state
     architecture = architecture_of(launch.entry, launch.line)
 
@@ -203,8 +205,8 @@ def _import(
         place = path.parent / name
         return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
 
-    folder = around.fill_in_folder(launch.folder)
-    words = bind(around.fill_in(launch.arguments), folder)
+    folder = around.folder(launch.folder)
+    words = bind(around.words(launch.arguments), folder)
     groups = name_open_values(group_flags(words, launch.line), given, state.variables)
     groups, asking_fp8 = divide_fp8(groups, given)
     ask([*questions(groups), *base_width_asked(groups, given)], text)
@@ -309,7 +311,7 @@ def _written(
         [
             ("Differs from Megatron-LM:", sorted(flags.remarks)),
             ("Differs from the script's job:", sorted(job.remarks)),
-            ("Taken from the environment:", sorted([*around.taken, *around.kept])),
+            ("Taken from the environment:", sorted(around.told())),
             ("Flags without effect here:", sorted(flags.without_effect)),
             (
                 "Words of scheduler, launcher and environment that llmctl replaces:",
@@ -322,7 +324,7 @@ def _written(
     plain_sections = {name: {key: checked[name][key] for key in values} for name, values in sections.items()}
     remarks = tuple(
         f"{f'line {line}: ' if line else ''}{words}: {reason}"
-        for line, words, reason in sorted([*flags.remarks, *job.remarks, *around.taken])
+        for line, words, reason in sorted([*flags.remarks, *job.remarks, *around.told()])
     )
     return ImportedScript(plain_sections, text, ignored, remarks)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmctl.scripts.shell.folders import here
-from llmctl.scripts.shell.values import NOT_SET, Chunk, Missing, Value, absent, plain, text_of, words_of
+from llmctl.scripts.shell.values import Chunk, Missing, Value, absent, plain, text_of
 from trainer.config.paths.variables import PATH_KEYS, may_be_secret
 from trainer.planning.command_line import UsageError, parse_command_line
 
@@ -79,47 +79,53 @@ class Surroundings:
 
     Attributes:
         environment: variables and their values.
-        taken: line, variable and sentence of each one whose value the training line uses.
-        kept: the same of each one that stays a variable.
+        used: variable that the script uses and does not set -> the first line that does.
+        kept: those of them that stay variables.
     """
 
     environment: Mapping[str, str]
-    taken: list[tuple[int, str, str]] = field(default_factory=list)
-    kept: list[tuple[int, str, str]] = field(default_factory=list)
+    used: dict[str, int] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
 
-    def fill_in(self, words: Sequence[Value]) -> list[Value]:
-        """The words of a training line, in which the variables that only the environment sets have their values.
+    def value_of(self, name: str, line: int) -> Value | None:
+        """The value of a variable that no line of the script sets; None without one, or for a secret."""
+        value = self.environment.get(name)
+        if not value or may_be_secret(name):
+            return None
+        self.used.setdefault(name, line)
+        return (Chunk(value, line, quoted=True, source=name),)
 
-        An absolute path stays a variable, in the config: the run may be submitted to another machine.
+    def words(self, words: Sequence[Value]) -> list[Value]:
+        """The words of a training line, with variables for the absolute paths that the environment has.
+
+        The run may be submitted to another machine.
         """
         found: list[Value] = []
         is_path = False
         for word in words:
-            text = text_of(word)
-            if text.startswith("--"):
-                is_path = _takes_a_path(text.partition("=")[0])
-            found += words_of(self._filled(chunk, is_path=is_path) for chunk in word)
+            if text_of(word).startswith("--"):
+                is_path = _takes_a_path(text_of(word).partition("=")[0])
+            found.append(self.folder(word) if is_path else word)
         return found
 
-    def fill_in_folder(self, folder: Value) -> Value:
-        """The folder of a training line, as ``fill_in``."""
-        return tuple(self._filled(chunk, is_path=True) for chunk in folder)
+    def folder(self, path: Value) -> Value:
+        """A path, with variables for the absolute paths in it that the environment has."""
+        return tuple(self._kept(chunk) for chunk in path)
 
-    def _filled(self, chunk: Chunk, *, is_path: bool) -> Chunk:
-        missing = chunk.missing
-        if missing is None or missing.why != NOT_SET or may_be_secret(missing.name):
+    def _kept(self, chunk: Chunk) -> Chunk:
+        is_whole = bool(chunk.source) and chunk.text == self.environment[chunk.source]
+        if not is_whole or not chunk.text.startswith(("/", "~")):
             return chunk
-        value = self.environment.get(missing.name)
-        if not value:
-            return chunk
-        stays = is_path and value.startswith(("/", "~"))
-        told = "is set there, and stays a variable of the config" if stays else f"is {value!r} in the environment"
-        sentence, place = (missing.line, f"${missing.name}", told), self.kept if stays else self.taken
-        if sentence not in place:
-            place.append(sentence)
-        if stays:
-            return replace(chunk, text=f"${{{missing.name}}}", missing=None, divides=False)
-        return replace(chunk, text=value, missing=None)
+        self.kept.add(chunk.source)
+        return replace(chunk, text=f"${{{chunk.source}}}")
+
+    def told(self) -> list[tuple[int, str, str]]:
+        """Line, variable and sentence for each one that the script uses, without its value, which may be secret."""
+        paths = "; paths of the config keep the variable"
+        return [
+            (line, f"${name}", f"has the value of the environment{paths if name in self.kept else ''}")
+            for name, line in self.used.items()
+        ]
 
 
 def _takes_a_path(flag: str) -> bool:

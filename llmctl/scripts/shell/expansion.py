@@ -14,7 +14,6 @@ from llmctl.scripts.shell.state import State, Variable
 from llmctl.scripts.shell.syntax import Arithmetic, Literal, Parameter, Placeholder, Substitution, Word
 from llmctl.scripts.shell.values import (
     LEFT_OPEN,
-    NOT_SET,
     Chunk,
     Missing,
     Value,
@@ -308,4 +307,4 @@ def _without(text: str, pattern: str, operator: str) -> str:
 def unset(name: str, line: int, *, is_open: bool = False) -> Missing:
     """The unknown value of a variable that nothing sets; conditions see it as empty unless ``is_open``."""
     what = f"the script's argument ${name}" if name.isdigit() else f"${name}"
-    return Missing(line, what, NOT_SET, name, stand_in=None if is_open else "")
+    return Missing(line, what, "is not set", name, stand_in=None if is_open else "")

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 LEFT_OPEN = "is a place that the script leaves open"
 """Reason of a ``Missing`` for words such as ``<path to the data>``."""
-NOT_SET = "is not set"
-"""Reason of a ``Missing`` for a variable that nothing in the script sets."""
 OF_A_PATTERN = "is the name of a file that only the job knows"
 """Reason of a ``Missing`` for the files that a pattern finds, as in ``for file in data/*.bin``."""
 _PATTERN = re.compile(r"[*?]|\[[^\]]+\]")
@@ -51,6 +49,7 @@ class Chunk:
         divides: True for the value of an unquoted variable, which white space divides into words.
         missing: set if the text is unknown.
         is_break: True for the boundary between two items of an array.
+        source: variable of the environment that the text is the value of; empty for other text.
         is_here: True for a path that the script found from the folder in which it starts; no ``cd`` moves it.
     """
 
@@ -61,6 +60,7 @@ class Chunk:
     missing: Missing | None = None
     is_break: bool = False
     is_here: bool = False
+    source: str = ""
 
 
 Value = tuple[Chunk, ...]

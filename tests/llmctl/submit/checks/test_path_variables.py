@@ -136,4 +136,4 @@ def test_a_path_of_a_script_is_that_of_the_cluster(context, tmp_path):
     made = plan_submission(context, SubmitArguments("t.sh", "far", settings=("training.device=cpu",), run_id="r"))
     assert made.record.config["checkpoint"]["save"] == f"{tmp_path}/there/s/ck"
     assert made.record.config["training"]["train_iters"] == 7
-    assert any("$ITERS: is '7' in the environment" in warning for warning in made.warnings)
+    assert any("$ITERS: has the value of the environment" in warning for warning in made.warnings)
