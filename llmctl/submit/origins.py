@@ -13,7 +13,6 @@ from llmctl.errors import ConfigFileError, LlmctlError, ProfileError, RecordErro
 from llmctl.paths import profile_files
 from llmctl.site.profile import ClusterProfile
 from llmctl.submit.job import Problem
-from trainer.config.paths.hub_names import hub_remedy
 
 _PROFILE_KEYS = {
     "job.launcher": "launch.launcher",
@@ -115,6 +114,8 @@ class Resolved:
         """Error about a key of the config, by flag, file or profile."""
         key = problem.key
         if key in self.hub_names and _IS_ABSENT.search(problem.text):
+            from trainer.config.paths.hub_names import hub_remedy
+
             problem = replace(problem, text=problem.text + hub_remedy(self.hub_names[key]))
         origin = self._origin(key)
         if origin is not None and origin.is_flag:

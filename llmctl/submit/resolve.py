@@ -17,10 +17,10 @@ from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import overlay
 from llmctl.submit.job import ConfigFile, Flag, Problem
 from llmctl.submit.origins import Origin, ProfileOrigins, Resolved
-from trainer.config.paths.hub_names import HUB_KEYS, is_hub_name
 from trainer.config.paths.variables import (
+    HUB_KEYS,
     PATH_KEYS,
-    WITH_VARIABLES,
+    has_variables,
     names_in,
     unset_problem,
     variables_in,
@@ -238,12 +238,12 @@ class _Layers:
 
     def _absolute(self, key: str, value: Any, base: Path) -> Any:
         self.unset.pop(key, None)
-        if key in WITH_VARIABLES and names_in(value):
+        if "$" in str(value) and has_variables(key, value):
             value = self._with_variables(key, value)
         if key not in PATH_KEYS:
             return value
         self.hub_names.pop(key, None)
-        if key in HUB_KEYS and isinstance(value, str) and is_hub_name(value):
+        if key in HUB_KEYS and isinstance(value, str) and _is_hub_name(value):
             self.hub_names[key] = value
         weights: Sequence[int] = ()
         if key.endswith("data_path"):
@@ -295,6 +295,12 @@ def _entries(value: Any) -> tuple[Any, Sequence[int]]:
         value = entries
     are_texts = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     return value, weight_places(value) if are_texts else ()
+
+
+def _is_hub_name(value: str) -> bool:
+    from trainer.config.paths.hub_names import is_hub_name
+
+    return is_hub_name(value)
 
 
 def _is_harness_task(value: str) -> bool:

@@ -18,7 +18,6 @@ from llmctl.operate.environment.compile_steps import compile_steps
 from llmctl.operate.environment.packages import Package, parse_package
 from llmctl.operate.environment.plan import Plan, Site, look_at
 from llmctl.operate.environment.steps import Wanted, plan_steps
-from llmctl.site.profile_paths import expand
 from llmctl.submit.job import Flag
 
 if TYPE_CHECKING:
@@ -149,10 +148,8 @@ def _place(
     """A path of the command line, absolute on the cluster's machine; a bare name of a program stays."""
     if given is None or (flag == "--python" and "/" not in given):
         return given
-    try:
-        path = expand(given, transport)
-    except ProfileError as error:
-        raise UsageError(f"{flag} {given}: {error.message}") from None
+    # The user's shell has replaced variables, but not the home directory of another machine.
+    path = transport.home() + given[1:] if given == "~" or given.startswith("~/") else given
     if not is_remote(profile):
         return os.path.normpath(context.cwd / path)
     if not path.startswith("/"):

@@ -6,8 +6,6 @@ import re
 
 _NAME = re.compile(r"\w[\w-]*/\w[\w.-]*")
 _FILES = (".json", ".model", ".tiktoken", ".txt", ".gguf", ".yaml", ".bin", ".safetensors")
-HUB_KEYS = frozenset({"checkpoint.load", "model.from", "data.tokenizer_model"})
-"""Keys that people give such a name."""
 
 
 def is_hub_name(path: str) -> bool:

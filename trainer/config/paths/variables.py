@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.config.errors import ConfigError, joined
-
 PATH_KEYS = frozenset(
     {
         "data.data_path",
@@ -34,6 +32,8 @@ PATH_KEYS = frozenset(
 """Keys whose values are paths, or lists of them: relative to the folder of their file."""
 WITH_VARIABLES = PATH_KEYS | {"job.container", "job.mounts", "logging.mlflow_tracking_uri"}
 """Keys in which variables are replaced."""
+HUB_KEYS = frozenset({"checkpoint.load", "model.from", "data.tokenizer_model"})
+"""Keys that people give a name of the Hugging Face Hub."""
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([^{}]+)\})")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SECRET = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)")
@@ -44,6 +44,12 @@ def names_in(value: Any) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     found = [match for text in texts if isinstance(text, str) for match in _VARIABLE.finditer(text)]
     return list(dict.fromkeys(match[1] or match[2] for match in found))
+
+
+def has_variables(key: str, value: Any) -> bool:
+    """True if the value of a key has variables to be replaced; an image of a registry is no path."""
+    is_path = key != "job.container" or str(value).startswith(("/", "~", "$"))
+    return key in WITH_VARIABLES and is_path and bool(names_in(value))
 
 
 def variables_in(value: Any) -> list[str]:
@@ -90,9 +96,7 @@ def replace_variables(values: Mapping[str, Any], environment: Mapping[str, str])
     replaced = dict(values)
     for key, value in _paths(values):
         section, _, name = key.partition(".")
-        filled = with_variables(value, environment)
-        if filled != value:
-            replaced[section] = {**replaced[section], name: filled}
+        replaced[section] = {**replaced[section], name: with_variables(value, environment)}
     return replaced
 
 
@@ -102,15 +106,17 @@ def check_no_variables(values: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: all keys with one.
     """
-    found = [(key, names) for key, value in _paths(values) if (names := names_in(value))]
+    from trainer.config.errors import ConfigError, joined  # Not at load: every submission imports this file.
+
+    found = [(key, names_in(value)) for key, value in _paths(values)]
     if found:
         raise joined(ConfigError(key, unset_problem(names, "this machine")) for key, names in found)
 
 
 def _paths(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Key and value of each path that is given, in the order of their keys."""
+    """Key and value of each path with variables, in the order of their keys."""
     for key in sorted(WITH_VARIABLES):
         section, _, name = key.partition(".")
         named = values.get(section)
-        if isinstance(named, Mapping) and name in named:
+        if isinstance(named, Mapping) and has_variables(key, named.get(name)):
             yield key, named[name]
