@@ -92,7 +92,7 @@ def main(
     command_line = CommandLine()
     try:
         command_line = parse_command_line(arguments)
-        config = build_train_config(command_line, environment)
+        config = build_train_config(command_line, environment if run is None else None)
         check_world_size(config, launch.world_size)
     except (UsageError, ConfigError) as error:
         is_usage = isinstance(error, UsageError)

@@ -7,7 +7,6 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from trainer.config.counted_flags import COUNTED, iterations_of
@@ -247,8 +246,12 @@ def _unknown(flag: str, keys: Mapping[str, str]) -> str:
     return f"--{flag}: unknown flag" + (f"; did you mean --{near}?" if near else "; flags are the config's keys")
 
 
-def build_train_config(command_line: CommandLine, environment: Mapping[str, str] = MappingProxyType({})) -> TrainConfig:
-    """The config file, if any, overridden by the flags; the variables in its paths are those of ``environment``.
+def build_train_config(command_line: CommandLine, environment: Mapping[str, str] | None = None) -> TrainConfig:
+    """The config file, if any, overridden by the flags.
+
+    Args:
+        command_line: the flags, sorted.
+        environment: with the values of the variables in paths; None if the paths have none, as in a run of llmctl.
 
     Raises:
         ConfigError: see trainer.planning.build_config.build_config; the message names the file if the file is wrong.
@@ -261,8 +264,9 @@ def build_train_config(command_line: CommandLine, environment: Mapping[str, str]
         if not isinstance(values.get(section, {}), dict):
             raise ConfigError(section, "is a section; give it keys, not a value")
         values[section] = {**values.get(section, {}), name: value}
-    values = replace_variables(values, environment)
-    check_no_variables(values)
+    if environment is not None:
+        values = replace_variables(values, environment)
+        check_no_variables(values)
     if names_start(values):
         from trainer.planning.start_model import LocalFiles, completed
 

@@ -47,14 +47,14 @@ def names_in(value: Any) -> list[str]:
 
 
 def has_variables(key: str, value: Any) -> bool:
-    """True if the value of a key has variables to be replaced; an image of a registry is no path."""
+    """True if the value of a key has variables to be replaced; those of an image in a registry are not."""
     is_path = key != "job.container" or str(value).startswith(("/", "~", "$"))
     return key in WITH_VARIABLES and is_path and bool(names_in(value))
 
 
 def variables_in(value: Any) -> list[str]:
-    """The names that a variable can have, of ``names_in``."""
-    return [name for name in names_in(value) if _NAME.fullmatch(name)]
+    """The names of ``names_in`` whose values may be asked for: those that a variable can have, without secrets."""
+    return [name for name in names_in(value) if _NAME.fullmatch(name) and not may_be_secret(name)]
 
 
 def with_variables(value: Any, values: Mapping[str, str]) -> Any:
