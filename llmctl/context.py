@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llmctl.errors import ProfileError
-from llmctl.paths import UserFolders, working_directory
+from llmctl.paths import UserFolders, expand, working_directory
 from llmctl.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -188,10 +188,8 @@ class Context:
         return os.path.normpath(root)
 
     def _expanded_root(self, root: str, profile: ClusterProfile, machine: Transport) -> str:
-        from llmctl.site.profile_paths import expand
-
         try:
-            return expand(root, machine)
+            return _expanded(root, machine)
         except ProfileError as error:
             file = self.folders.clusters / f"{profile.name}.yaml"
             where = "LLMCTL_RUNS_ROOT" if self.environment.get("LLMCTL_RUNS_ROOT") else f"{file}: runs_root"
@@ -252,11 +250,31 @@ def resolve_profile_paths(profile: ClusterProfile, context: Context) -> ClusterP
         ProfileError: runs_root is not absolute, or a variable is not set.
         SchedulerError: the machine does not answer.
     """
-    from llmctl.site.profile_paths import with_paths
-
     machine = context.connect(profile)
     root = context.runs_root(profile, machine=machine)
-    return with_paths(profile, machine).model_copy(update={"runs_root": root})
+    return _with_paths(profile, machine).model_copy(update={"runs_root": root})
+
+
+def _expanded(path: str, machine: Transport) -> str:
+    """See ``expand``: most paths have nothing to replace."""
+    return expand(path, machine) if {"~", "$"} & set(path) else path
+
+
+def _with_paths(profile: ClusterProfile, machine: Transport) -> ClusterProfile:
+    """Replace ``~`` and variables in the paths of a profile, apart from runs_root."""
+
+    def at(key: str, path: str | None) -> str | None:
+        try:
+            return path if path is None else _expanded(path, machine)
+        except ProfileError as error:
+            raise ProfileError(f"cluster {profile.name}: {key}: {error.message}") from None
+
+    software, container = profile.environment, profile.container
+    mounts = (":".join(str(at("container.mounts", part)) for part in mount.split(":")) for mount in container.mounts)
+    paths = {name: at(f"environment.{name}", getattr(software, name)) for name in ("path", "python", "module_init")}
+    places = {name: at(f"container.{name}", getattr(container, name)) for name in ("image_folder", "save")}
+    container = container.model_copy(update={**places, "mounts": tuple(mounts)})
+    return profile.model_copy(update={"environment": software.model_copy(update=paths), "container": container})
 
 
 @dataclass(frozen=True)
@@ -315,10 +333,8 @@ class ClusterSession:
 
             host = profile.login.host or next(iter(profile.hosts), profile.name)
             transport = cast("Transport", UncontactedMachine(host, HOME))
-        from llmctl.site.profile_paths import with_paths
-
         root = None if profile.runs_root is None else context.runs_root(profile, machine=transport)
-        profile = with_paths(profile, transport).model_copy(update={"runs_root": root})
+        profile = _with_paths(profile, transport).model_copy(update={"runs_root": root})
         return cls(profile, transport, context.queue_backend(profile))
 
     def with_runs_root(self, context: Context, group: str | None) -> ClusterSession:

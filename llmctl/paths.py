@@ -7,11 +7,12 @@ Source: XDG Base Directory Specification 0.8, https://specifications.freedesktop
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from llmctl.errors import UsageError
+from llmctl.errors import ProfileError, UsageError
 
 PACKAGE = Path(__file__).resolve().parent
 BUNDLED = PACKAGE / "_bundled" if (PACKAGE / "_bundled").is_dir() else PACKAGE.parent
@@ -19,6 +20,20 @@ BUNDLED = PACKAGE / "_bundled" if (PACKAGE / "_bundled").is_dir() else PACKAGE.p
 TRAINER = PACKAGE.parent / "trainer"
 """The trainer package that comes with this llmctl."""
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class Machine(Protocol):
+    """Part of a Transport that knows what ``~`` and variables stand for."""
+
+    @property
+    def host(self) -> str:
+        """See Transport."""
+
+    def home(self) -> str:
+        """See Transport."""
+
+    def variables(self, names: Sequence[str]) -> Mapping[str, str]:
+        """See Transport."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +122,19 @@ def _base(environ: Mapping[str, str], variable: str, default: Path) -> Path:
 def expand_home(path: str, folders: UserFolders) -> Path:
     """Replace a leading ``~`` of ``path`` by the home directory."""
     return folders.home / path[2:] if path.startswith("~/") else folders.home if path == "~" else Path(path)
+
+
+def expand(path: str, machine: Machine) -> str:
+    """Replace a leading ``~`` and the variables of a path. Asks the machine only if the path has one of them.
+
+    Raises:
+        ProfileError: a variable is not set there.
+        SchedulerError: the machine does not answer.
+    """
+    if "$" in path:
+        from trainer.config.paths.variables import names_in, unset_problem, variables_in, with_variables
+
+        path = with_variables(path, machine.variables(variables_in(path)))
+        if left := names_in(path):
+            raise ProfileError(unset_problem(left, machine.host))
+    return machine.home() + path[1:] if path == "~" or path.startswith("~/") else path

@@ -26,7 +26,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "scripts": {"errors", "site"},
         "backends": {"durations", "errors", "job_state", "site"},
         "supervisor": set(),
-        "transport": {"errors", "site", "supervisor", "terminal_text"},
+        "transport": {"errors", "paths", "site", "supervisor", "terminal_text"},
         # The supervisor decides on hangs by the same rules.
         "runs": {"backends", "durations", "errors", "job_state", "supervisor", "terminal_text", "transport"},
         "context": {

@@ -17,15 +17,6 @@ from llmctl.site.job import JobError, JobSpec, parse_time
 from llmctl.site.profile import overlay
 from llmctl.submit.job import ConfigFile, Flag, Problem
 from llmctl.submit.origins import Origin, ProfileOrigins, Resolved
-from trainer.config.paths.variables import (
-    HUB_KEYS,
-    PATH_KEYS,
-    has_variables,
-    names_in,
-    unset_problem,
-    variables_in,
-    with_variables,
-)
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -238,6 +229,10 @@ class _Layers:
 
     def _absolute(self, key: str, value: Any, base: Path) -> Any:
         self.unset.pop(key, None)
+        if key.startswith("job.") and key != "job.code" and "$" not in str(value):
+            return value  # most values of a COMMAND, which then loads nothing on paths
+        from trainer.config.paths.variables import HUB_KEYS, PATH_KEYS, has_variables
+
         if "$" in str(value) and has_variables(key, value):
             value = self._with_variables(key, value)
         if key not in PATH_KEYS:
@@ -266,6 +261,8 @@ class _Layers:
 
     def _with_variables(self, key: str, value: Any) -> Any:
         """The value with the variables of this machine for code, else of the cluster's."""
+        from trainer.config.paths.variables import names_in, unset_problem, variables_in, with_variables
+
         machine = self._context.transport if key == "job.code" else self._machine
         value = with_variables(value, machine.variables(variables_in(value)))
         if left := names_in(value):

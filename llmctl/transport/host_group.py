@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from llmctl.errors import SchedulerError
-from llmctl.site.profile_paths import expand
+from llmctl.paths import expand
 from llmctl.terminal_text import printable
 from llmctl.transport.file_reads import FilePart, FileRead
 from llmctl.transport.file_writes import FileWrite, PathFacts

@@ -7,7 +7,6 @@ from llmctl.durations import clock
 from llmctl.paths import UserFolders
 from llmctl.site.profile import ClusterProfile, LimitsProfile, QueueLimits, ResourceType
 from llmctl.submit.job import Job, Problem
-from trainer.config.paths.variables import names_in
 
 MAX_LOCAL_NODES = 1024
 """Far above the useful number of ranks on one machine, and too low for a typo to exhaust its process table."""
@@ -56,7 +55,12 @@ def crowd_warnings(job: Job, cores: int) -> Iterator[str]:
 
 def literal_warnings(job: Job) -> Iterator[str]:
     """Variables in the values of job.env, where people may expect their values."""
-    for name, value in job.spec.env:
+    found = [(name, value) for name, value in job.spec.env if "$" in value]
+    if not found:
+        return
+    from trainer.config.paths.variables import names_in
+
+    for name, value in found:
         if names := names_in(value):
             yield f"job.env.{name}: ${names[0]} is passed on as it stands; only paths of the config have variables"
 

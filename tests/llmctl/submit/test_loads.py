@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[3]
-MAX_FOR_COMMAND = 55
+MAX_FOR_COMMAND = 52
 PROGRAM = """
 import sys
 from llmctl.cli.main import main

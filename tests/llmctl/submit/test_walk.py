@@ -19,9 +19,9 @@ from llmctl.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("llmctl", "trainer"))
-MAX_FILES = 28
-MAX_FILES_OF_DRY_RUN = 28
-MAX_SWITCHES = 94
+MAX_FILES = 27
+MAX_FILES_OF_DRY_RUN = 27
+MAX_SWITCHES = 90
 SBATCH = "#!/bin/sh\necho 4242\n"
 
 
