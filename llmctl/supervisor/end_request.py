@@ -1,14 +1,12 @@
-"""Ways to ask a launch line to end.
-
-Launchers react differently to a signal.
-"""
+"""Ways to ask a launch line to end, to which launchers react differently, and the end that Slurm sets for a job."""
 
 import os
 import signal
 import subprocess
+import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import List
+from typing import List, Mapping, Optional
 
 from . import processes
 
@@ -127,3 +125,22 @@ class EndByStep(EndRequest):
             return any(subprocess.call(["scancel", f"--signal={name}", step], timeout=_SLURM_S) == 0 for step in named)
         except subprocess.TimeoutExpired:
             return False
+
+
+def end_of_slurm_job(job_id: str, environ: Mapping[str, str]) -> Optional[float]:
+    """Time at which Slurm ends a job, in seconds since 1970, for versions that give the job no SLURM_JOB_END_TIME.
+
+    Returns:
+        None without a time limit, or if Slurm does not answer.
+    """
+    try:
+        asked = subprocess.run(
+            ["squeue", "--noheader", f"--jobs={job_id}", "--format=%e"],
+            env={**environ, "SLURM_TIME_FORMAT": "standard"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=_SLURM_S,
+        )
+        return time.mktime(time.strptime(asked.stdout.decode(errors="replace").strip(), "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, ValueError, OverflowError, subprocess.TimeoutExpired):
+        return None

@@ -31,7 +31,7 @@ from .cause import (
 )
 from .chain.passing import Chain
 from .copies import remove_copies
-from .end_request import EndByFile, EndByLaunchLine, EndBySignal, EndByStep, EndRequest
+from .end_request import EndByFile, EndByLaunchLine, EndBySignal, EndByStep, EndRequest, end_of_slurm_job
 from .ends import doubt_about_success
 from .machines.following import Absence, await_next, find_absence, rendezvous_of_head
 from .node import FLIGHT_FOLDER, attempt_variables, end_file_of
@@ -56,7 +56,7 @@ from .signals import Signals
 from .spares.choice import shortage_of
 from .spares.faults import fault_values, unstarted_again
 from .trust import TrustError, check_submission
-from .watch import Watch
+from .watch import AT_ONCE_S, Watch
 
 _LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -86,6 +86,10 @@ class Supervisor:
         self._cause = ""
         self._link = 1
         self._chain: Optional[Chain] = None
+        end = options.end_time
+        self._end_time = float(end) if end.isdigit() else None
+        if end == "ask":
+            self._end_time = end_of_slurm_job(options.job_id, environ)
 
     def run(self) -> int:
         """Create the attempt, run the launch line and record the end, again after a failure; returns the exit code.
@@ -191,6 +195,7 @@ class Supervisor:
             variables["LLMCTL_MASTER_PORT"] = "" if reserved is None else str(reserved)
         with suppress(OSError):
             os.mkdir(f"{attempt.folder}/{FLIGHT_FOLDER}")
+        watch.poll_limit()
         # A stop that comes before the launch: launch nothing.
         if not watch.is_over:
             watch.run(processes.start(["bash", f"{attempt.folder}/job.sh", "launch"], variables))
@@ -212,7 +217,7 @@ class Supervisor:
                 further["stays"] = watch.may_stay
             begins_again = further.get("restarts", False)
             if self._chain is not None and not begins_again and not (reason == "failed" and watch.is_over):
-                further.update(self._chain.values(attempt, reason, further.get("class", "")))
+                further.update(self._chain.values(attempt, reason, further.get("class", ""), is_late=watch.is_late))
                 passes_on = further.get("passes_on", False)
         finally:
             if may_go_on and not begins_again and not passes_on:
@@ -326,15 +331,16 @@ class Supervisor:
     def _stop_after_s(self) -> float:
         """Seconds until the run is asked to stop, from job.json or from the scheduler; 0 without a limit.
 
-        For the site's default time limit, newer versions of Slurm report the end time.
+        The scheduler's own end time also holds for the site's default limit, and for a job whose script starts long
+        after the job: Slurm tries a start that a node has not answered again after a minute.
         """
-        end = self._options.end_time
+        found = []
         if self._job.stop_after_s:
-            return max(self._job.stop_after_s - (time.monotonic() - self._began), 1.0)
-        if not end.isdigit():
-            return 0.0
-        left, grace = int(end) - time.time(), self._job.stop_grace_s
-        return max(left - grace if left > 2 * grace else left / 2, 1.0)
+            found.append(max(self._job.stop_after_s - (time.monotonic() - self._began), 1.0))
+        if self._end_time is not None:
+            left, grace = self._end_time - time.time(), self._job.stop_grace_s
+            found.append(max(left - grace if left > 2 * grace else left / 2, 1.0) if left > 0 else AT_ONCE_S)
+        return min(found, default=0.0)
 
 
 def _append_to(log: str) -> None:

@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     job.add_argument("--never-exit", default="", metavar="CODES", help="exit codes that mean more to the scheduler")
     job.add_argument(
-        "--end-time", default="", metavar="SECONDS", help="time at which the scheduler ends the job, since 1970"
+        "--end-time", default="", metavar="SECONDS", help="time since 1970 at which Slurm ends the job, or: ask"
     )
     job.add_argument(
         "words", nargs="*", help="none | NODE ATTEMPT | node ATTEMPT ADDRESS PORT [NODE] | end ATTEMPT NODE [now]"

@@ -23,6 +23,8 @@ CANCEL_GRACE_S = 10
 """Seconds to save after a cancel, unless attempts/K/cancel holds a number of seconds."""
 KILL_GRACE_S = 10
 """Seconds between a request to end and a harder one."""
+AT_ONCE_S = 1e-6
+"""stop_after_s of a job whose time limit has passed before anything was launched."""
 FAILURE_GRACE_S = 2
 """Seconds for the ranks to end by themselves after one has failed: they report whom they have lost."""
 FAILURE_KILL_GRACE_S = 2
@@ -42,6 +44,7 @@ class Watch:
         code: exit code so far: of the launch line, or of a failed part on another machine.
         signal: the first signal received; TERM for a USR1 or USR2 that does not warn of the time limit.
         is_cancelled: attempts/K/cancel was read.
+        is_late: the time limit had passed before the launch.
         lost: sentence on the first other machine that fell silent; empty without one.
         failed_peer: sentence on the first other machine whose part failed; empty without one.
         hang: sentence on the hang for which the attempt was ended; empty without one.
@@ -77,6 +80,7 @@ class Watch:
         self.code = 0
         self.signal: Optional[str] = None
         self.is_cancelled = False
+        self.is_late = stop_after_s == AT_ONCE_S
         self.lost = ""
         self.failed_peer = ""
         self.hang = ""
@@ -114,6 +118,14 @@ class Watch:
     def may_stay(self) -> bool:
         """True if this machine can take part in another attempt: nobody ends the run, and the head node is heard."""
         return not self.is_over and not (self._peers is not None and self._peers.head_is_silent)
+
+    def poll_limit(self) -> None:
+        """Ask the run to stop if its time is over; before the launch too, where the job began late."""
+        over_s = time.monotonic() - self._began - self._stop_after_s
+        if self._stop_after_s > 0 and over_s >= 0 and self.signal is None:
+            after = "which has passed before the launch" if self.is_late else f"after {self._stop_after_s:.0f} s"
+            tell(f"asked to stop at the time limit, {after}")
+            self._on_signal("USR1")
 
     def write_beat(self) -> None:
         """Tell the other machines before the launch that this one lives."""
@@ -162,9 +174,7 @@ class Watch:
         if self._is_head and now >= self._next_alive:
             self._attempt.write_alive()
             self._next_alive = now + ALIVE_EVERY_S
-        if self._stop_after_s > 0 and now - self._began >= self._stop_after_s and self.signal is None:
-            tell(f"asked to stop at the time limit, after {self._stop_after_s:.0f} s")
-            self._on_signal("USR1")
+        self.poll_limit()
         names: Set[str] = set()
         if self._is_second_poll:
             # A cancel may come as a file alone: from another machine, or after a stop request.

@@ -22,7 +22,7 @@ if [[ $part != launch && $part != rank && $part != inside ]]; then
     [[ -z $wrong ]] || fail "nothing of $LLMCTL_RUN_ID is started, because only you and root may write to what it starts: $wrong"
     for python in python3 /usr/libexec/platform-python; do
         if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
-            exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$SLURM_JOB_ID" --end-by step --end-time "${SLURM_JOB_END_TIME-}" "$@"
+            exec "$python" -IB "$LLMCTL_RUN_DIR/code/supervisor" job --job "$LLMCTL_RUN_DIR/job.json" --job-id "$SLURM_JOB_ID" --end-by step --end-time "${SLURM_JOB_END_TIME-ask}" "$@"
         fi
     done
     fail "$HOSTNAME has no python3 of version 3.6 or later, which starts and watches the ranks: ask the site for one"

@@ -108,6 +108,26 @@ def check_hang_at_limit(site: Site, run_id: str, *, is_supervisor_hung: bool) ->
 
 
 @pytest.fixture
+def slow_start(site: Site) -> Iterator[Path]:
+    """A prolog of the site that lasts as long as this file does not exist: Slurm counts it in the job's time."""
+    go_on = site.cluster.state / "go-on"
+    with site.cluster.prolog(f"until [[ -e {go_on} ]]; do sleep 0.2; done\n"):
+        yield go_on
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_job_that_begins_after_its_time_limit_has_timed_out(site: Site, slow_start: Path) -> None:
+    """Its script is started, may run for Slurm's KillWait, and starts nothing."""
+    job_id = site.submit("late", "--nodes", "1", "--time", "1m", "--", "sleep", "3600")
+    left = ("squeue", "--noheader", f"--jobs={job_id}", "--format=%L")
+    # Slurm looks at its limits twice a minute: until then the script may begin.
+    wait_for(lambda: "INVALID" in site.cluster.run(*left), "the limit", step_s=0.5)
+    slow_start.touch()
+    run = site.ended("late")
+    assert run["state"] == "timeout", f"{run}\n{site.job_log('late')}"
+
+
+@pytest.fixture
 def mount_point(site: Site, tmp_path: Path) -> Iterator[Path]:
     """A folder where each node mounts the same disk."""
     point, disk = tmp_path / "point", tmp_path / "disk"

@@ -162,6 +162,21 @@ class SlurmCluster:
         """Set the time from SIGTERM to SIGKILL for jobs at their limit."""
         self._configure("KillWait", seconds)
 
+    @contextlib.contextmanager
+    def prolog(self, lines: str) -> Iterator[None]:
+        """Let these lines run before the script of a job, on each node."""
+        script, conf = self.state / "prolog.sh", self.state / "slurm.conf"
+        script.write_text(f"#!/bin/bash\n{lines}")
+        script.chmod(0o755)
+        before = conf.read_text()
+        conf.write_text(f"{before}Prolog={script}\n")
+        self.run("scontrol", "reconfigure")
+        try:
+            yield
+        finally:
+            conf.write_text(before)
+            self.run("scontrol", "reconfigure")
+
     def _configure(self, key: str, seconds: int) -> None:
         path = self.state / "slurm.conf"
         path.write_text(re.sub(rf"\b{key}=\d+", f"{key}={seconds}", path.read_text()))

@@ -21,16 +21,20 @@ class JobEnd(NamedTuple):
         failure_class: of a failure (see restarts.py); empty for a timeout.
         reached: progress at the end of each attempt of the run, the oldest first.
         used: by all attempts so far.
+        is_late: the job began after its time limit.
     """
 
     reason: str
     failure_class: str
     reached: Sequence[Reached]
     used: Used
+    is_late: bool = False
 
 
 def last_job_reason(job: JobSettings, chain: ChainSettings, end: JobEnd) -> str:
     """The reason why a chain ends with this job; empty if the run's next job is to be submitted."""
+    if end.is_late:
+        return "the job began after its time limit, as the next one might"
     if end.reason == "failed":
         if end.failure_class in NEVER:
             return NEVER[end.failure_class]

@@ -31,20 +31,21 @@ class Chain:
         self._link = link
         self._environ = dict(environ)
 
-    def values(self, attempt: Attempt, reason: str, failure_class: str) -> Dict[str, Any]:
+    def values(self, attempt: Attempt, reason: str, failure_class: str, *, is_late: bool) -> Dict[str, Any]:
         """Values of exit.json at the end of the job: ``passes_on``, or ``not_chained`` with the reason.
 
         Args:
             attempt: that has just ended.
             reason: of its end.
             failure_class: of a failure; empty for another end.
+            is_late: the job began after its time limit.
         """
         if reason not in ("timeout", "failed"):
             return {}
         job = self._job
         reached = read_reached(job.run_dir, attempt.number)
         history = read_history(job, reached).reached
-        end = JobEnd(reason, failure_class, history, read_used(job, attempt.number, time.time()))
+        end = JobEnd(reason, failure_class, history, read_used(job, attempt.number, time.time()), is_late)
         values = {"trained": reached.trained, "saved": reached.saved}
         ends = "the run was cancelled" if self._is_cancelled() else last_job_reason(job, self._chain, end)
         if ends:

@@ -210,3 +210,16 @@ def test_no_job_follows_a_cancelled_one(tmp_path):
     script = f'touch "$LLMCTL_RUN_DIR/attempts/{cancelled_name(1)}"; {SLEEP}'
     run_job(run_dir, script, stop_after_s=1, stop_grace_s=1, chain=answering(tmp_path, "echo 8")).communicate()
     assert ending(run_dir)["not_chained"] == "the run was cancelled" and not (tmp_path / "calls").exists()
+
+
+def test_a_job_that_begins_after_its_time_limit_ends_the_chain(tmp_path):
+    """Else a site whose prolog is too slow would get one job after another, each of which uses up its limit."""
+    run_dir = tmp_path / "run"
+    chain = {**answering(tmp_path, "echo 8"), "node_hours": 9}
+    run_job(run_dir, SLEEP, "--end-time", "1000000000", chain=chain).communicate(timeout=HANG_S)
+    end = ending(run_dir)
+    assert (end["reason"], end["not_chained"]) == (
+        "timeout",
+        "the job began after its time limit, as the next one might",
+    )
+    assert not (tmp_path / "calls").exists()

@@ -6,6 +6,7 @@
 import ast
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -218,6 +219,23 @@ def test_the_time_limit_stops_the_run(tmp_path):
     job = run_job(tmp_path, program, is_training=True, stop_after_s=1)
     assert "asked to stop at the time limit, after 1 s" in job.communicate(timeout=HANG_S)[1]
     assert (job.returncode, ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == (5, "timeout", "USR1")
+
+
+def test_a_job_that_begins_after_its_time_limit_launches_nothing(tmp_path):
+    job = run_job(tmp_path, f'touch "{tmp_path}/launched"\n', "--end-time", "1000000000", stop_after_s=3600)
+    assert "asked to stop at the time limit, which has passed before the launch" in job.communicate(timeout=HANG_S)[1]
+    assert (ending(tmp_path)["reason"], ending(tmp_path)["signal"]) == ("timeout", "USR1")
+    assert not (tmp_path / "launched").exists()
+
+
+def test_the_earlier_of_two_limits_stops_the_run(tmp_path):
+    program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done; exit 5\n'
+    ends = str(int(time.time()) + 6)
+    job = run_job(tmp_path, program, "--end-time", ends, is_training=True, stop_after_s=3600, stop_grace_s=600)
+    asked = re.search(r"at the time limit, after (\d+) s", job.communicate(timeout=HANG_S)[1])
+    # Half of what is left, as less is left than twice the grace.
+    assert asked and 0 < int(asked[1]) <= 3
+    assert (job.returncode, ending(tmp_path)["reason"]) == (5, "timeout")
 
 
 def test_a_killed_supervisor_has_left_signs_of_life(tmp_path):

@@ -55,11 +55,11 @@ def _has_moved(run: dict[str, Any], since: int) -> bool:
 
 def check_budget(site: Site, run_id: str, *how: str, cluster: str) -> None:
     """A limit on node-hours that the first job leaves too little of ends the chain, and ``status`` says so."""
-    site.submit(run_id, *how, "--time", "1m", "--chain", "node_hours=0.02", *ENDLESS, cluster=cluster)
+    site.submit(run_id, *how, "--time", "2m", "--chain", "node_hours=0.04", *ENDLESS, cluster=cluster)
     run = site.ended(run_id)
     assert (run["state"], run["attempts"]) == ("timeout", 1), run
-    words = r"the chain of jobs has ended: the run has used 0\.0\d+ node-hours, the next job may use 0\.0166\d* more, "
-    assert re.search(words + r"and job\.chain\.node_hours is 0\.02", run["detail"]), run
+    words = r"the chain of jobs has ended: the run has used 0\.0\d+ node-hours, the next job may use 0\.0333\d* more, "
+    assert re.search(words + r"and job\.chain\.node_hours is 0\.04", run["detail"]), run
 
 
 def check_cancel(site: Site, run_id: str, *how: str, cluster: str, hold: Callable[[bool], object]) -> None:
@@ -72,7 +72,7 @@ def check_cancel(site: Site, run_id: str, *how: str, cluster: str, hold: Callabl
         cluster: profile.
         hold: lets no job begin, or lets jobs begin again.
     """
-    site.submit(run_id, *how, "--time", "1m", "--chain", "node_hours=9", *ENDLESS, cluster=cluster)
+    site.submit(run_id, *how, "--time", "2m", "--chain", "node_hours=9", *ENDLESS, cluster=cluster)
     wait_for(lambda: started(site, run_id), lambda: site.scheduler_report())
     hold(True)
     try:
