@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from llmctl.scripts.deepspeed import read_deepspeed
 from llmctl.scripts.errors import ScriptError, all_problems
-from llmctl.scripts.flag_group import FlagGroup
+from llmctl.scripts.flag_group import UNKNOWN_TEXT, FlagGroup
+from llmctl.scripts.shell.values import Missing
 from llmctl.scripts.unknown_places import LABELS, left_out
 from trainer.config.counted_flags import COUNTED, OF_SAMPLES
 from trainer.config.forks.ignored import DENSE
@@ -86,10 +87,18 @@ def questions(groups: Sequence[FlagGroup]) -> list[tuple[int, str]]:
             if group.missing is not None:
                 # A file that is read is told for each flag, beside the question for its folder.
                 key = group.name if _flag(group) in WEIGHTED_FILES else group.missing.name or group.missing.what
-                found.setdefault(key, (error.line, error.problem))
+                found.setdefault(key, (error.line, _without_flag(group, group.missing) or error.problem))
                 for other in group.further:
                     found.setdefault(other.name or other.what, (other.line, f"--{group.name}: {other.problem}"))
     return list(found.values())
+
+
+def _without_flag(group: FlagGroup, missing: Missing) -> str:
+    """The question for a word that stands behind a flag without belonging to it; empty for a value of the flag."""
+    is_word = missing.name and group.words[1:] == (UNKNOWN_TEXT,)
+    if not is_word or status_of(replace(group, words=group.words[:1], missing=None)) == "refused":
+        return ""
+    return missing.problem_of_word
 
 
 def open_split_files(groups: Sequence[FlagGroup], file_text: Callable[[str], str | None]) -> list[FlagGroup]:

@@ -209,7 +209,7 @@ def _import(
     words = bind(around.words(launch.arguments), folder)
     groups = name_open_values(group_flags(words, launch.line), given, state.variables)
     groups, asking_fp8 = divide_fp8(groups, given)
-    ask([*questions(groups), *base_width_asked(groups, given)], text)
+    ask([*launch.asked, *questions(groups), *base_width_asked(groups, given)], text)
     groups = open_split_files(with_base_width(groups, given), file_text)
     flags = read_flags(groups, file_text)
     put_bf16(asking_fp8, flags)

@@ -52,6 +52,7 @@ class LaunchLine:
         environment: variables of the line itself and of its launchers.
         programs: the launchers, from the outermost.
         folder: in which the program starts.
+        asked: line and sentence of each word in front of the entry point that is unknown as a whole.
     """
 
     line: int
@@ -62,6 +63,7 @@ class LaunchLine:
     environment: dict[str, Value] = field(default_factory=dict)
     programs: list[str] = field(default_factory=list)
     folder: Value = ()
+    asked: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def trains(self) -> bool:
@@ -92,6 +94,7 @@ def read_launch_line(run: Run, shells: Shells) -> LaunchLine | None:
     found = LaunchLine(run.line, folder=run.folder)
     words = list(run.words)
     for _ in range(_MAX_LAYERS):
+        words = _without_unknown(words, found)
         if not words:
             return None
         name = text_of(words[0]).rpartition("/")[2]
@@ -108,7 +111,7 @@ def read_launch_line(run: Run, shells: Shells) -> LaunchLine | None:
         elif _PYTHON.fullmatch(name):
             if not _read_python(words, found):
                 return found if found.entry else None
-        elif _PYTHON_FILE.fullmatch(name) and (found.programs or "/" in text_of(words[0])):
+        elif _PYTHON_FILE.fullmatch(name) and (found.programs or found.asked or "/" in text_of(words[0])):
             return _finish(words, found)
         elif name in LAUNCHERS:
             words = _read_launcher(name, words, found)
@@ -118,9 +121,25 @@ def read_launch_line(run: Run, shells: Shells) -> LaunchLine | None:
     return None
 
 
+def _trained_by(words: Sequence[Value]) -> str | None:
+    """The training program among words."""
+    return next((text_of(word) for word in words if re.fullmatch(r"(?:.*/)?pretrain_\w+\.py", text_of(word))), None)
+
+
+def _without_unknown(words: list[Value], found: LaunchLine) -> list[Value]:
+    """Words from the first known one on; unknown ones are asked for together with what the flags leave open."""
+    while words and _trained_by(words) is not None:
+        missing = missing_of(words[0])
+        if missing is None or text_of(words[0]):
+            break
+        found.asked.append((missing.line, missing.problem_of_word))
+        words = words[1:]
+    return words
+
+
 def _check_unknown(line: int, name: str, words: Sequence[Value]) -> None:
     missing = missing_of(words[0])
-    trained = next((text_of(word) for word in words if re.fullmatch(r"(?:.*/)?pretrain_\w+\.py", text_of(word))), None)
+    trained = _trained_by(words)
     if trained is None or name in (
         "ls",
         "cat",
@@ -188,6 +207,9 @@ def _read_launcher(name: str, words: list[Value], found: LaunchLine) -> list[Val
     found.programs.append(name)
     while rest and text_of(rest[0]) in launcher.verbs:
         rest.pop(0)
+    # Where an image or a host follows, an unknown word may be it.
+    is_option = not launcher.is_image and not launcher.operands
+    rest = _without_unknown(rest, found) if is_option else rest
     while rest and (text := text_of(rest[0])).startswith("-") and len(text) > 1:
         word = rest.pop(0)
         if text == "--":
@@ -202,6 +224,7 @@ def _read_launcher(name: str, words: list[Value], found: LaunchLine) -> list[Val
         else:
             values, rest = rest[:takes], rest[takes:]
         _note(launcher, key, option, values, found, word)
+        rest = _without_unknown(rest, found) if is_option else rest
     rest = rest[launcher.operands :]
     if launcher.is_image and rest:
         image = rest.pop(0)

@@ -37,6 +37,11 @@ class Missing:
         remedy = f"give the value with --arg {self.name}=VALUE" if self.name else "write the value into the script"
         return f"{self.what} {self.why}; {remedy}"
 
+    @property
+    def problem_of_word(self) -> str:
+        """The same for a word of its own, which bash leaves out if it is empty."""
+        return f"{self.problem}, or --arg {self.name}= to leave it out, as bash does" if self.name else self.problem
+
 
 @dataclass(frozen=True)
 class Chunk:

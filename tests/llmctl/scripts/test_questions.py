@@ -53,6 +53,38 @@ OUT=out/$(whoami)
     assert found.sections["checkpoint"] == {"save": "out", "load": "o"}
 
 
+@pytest.mark.parametrize(
+    ("launch", "name"),
+    [
+        ("torchrun $MORE --nproc_per_node 1", "MORE"),
+        ("torchrun --nproc_per_node 1 $MORE", "MORE"),
+        ("$LAUNCHER", "LAUNCHER"),
+        ("srun -n 1 $RUN python", "RUN"),
+    ],
+)
+def test_words_of_the_launcher_and_of_no_flag_are_asked_for_with_the_others(
+    launch: str, name: str, tmp_path: Path
+) -> None:
+    text = f"{launch} {FLAGS} --lr $LR --bf16 $EXTRA_ARGS"
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    out = "to leave it out, as bash does"
+    assert error.value.message.split("\n") == [
+        f"train.sh, line 1: ${name} is not set; give the value with --arg {name}=VALUE, or --arg {name}= {out}",
+        "also: line 1: --lr: $LR is not set; give the value with --arg LR=VALUE",
+        f"also: line 1: $EXTRA_ARGS is not set; give the value with --arg EXTRA_ARGS=VALUE, or --arg EXTRA_ARGS= {out}",
+    ]
+    known = {"LR": "1e-4", "EXTRA_ARGS": "--swiglu"}
+    found = read(tmp_path, text, {**known, name: "torchrun" if name == "LAUNCHER" else ""})
+    assert found.sections["model"]["swiglu"] is True and found.sections["optimizer"]["lr"] == 1e-4
+
+
+def test_an_unknown_image_is_no_word_to_leave_out(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, f"singularity exec $IMAGE python {FLAGS} --lr 1")
+    assert error.value.message == "train.sh, line 1: $IMAGE is not set; give the value with --arg IMAGE=VALUE"
+
+
 def test_a_place_for_checkpoints_that_nobody_knows_is_the_run_directory(tmp_path: Path) -> None:
     text = f"CK=$WORK/ck\n{LAUNCH} --lr 1 --save $CK --load $CK --data-cache-path $WORK/cache"
     found = read(tmp_path, text)

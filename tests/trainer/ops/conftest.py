@@ -19,6 +19,13 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test with the emulated GPU compiles it, beside a busy machine for more than 600 s."""
+    for item in items:
+        if "emulated_cuda" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(1800))
+
+
 @pytest.fixture(scope="session")
 def kernel_library() -> Library:
     """The library, loaded in this process. tests.conftest keeps its cache between sessions."""
