@@ -95,8 +95,11 @@ def questions(groups: Sequence[FlagGroup]) -> list[tuple[int, str]]:
 
 def _without_flag(group: FlagGroup, missing: Missing) -> str:
     """The question for a word that stands behind a flag without belonging to it; empty for a value of the flag."""
-    is_word = missing.name and group.words[1:] == (UNKNOWN_TEXT,)
-    if not is_word or status_of(replace(group, words=group.words[:1], missing=None)) == "refused":
+    if not missing.name or group.words[1:] != (UNKNOWN_TEXT,):
+        return ""
+    try:
+        parse_command_line(group.words[:1])
+    except UsageError:
         return ""
     return missing.problem_of_word
 
