@@ -131,7 +131,8 @@ def _here_problems(job: Job) -> Iterator[Problem]:
         yield Problem("job.nodes", text)
     elif (on_cpu or not gpus) and wanted is not None and wanted > 1:
         why = "training.device is cpu" if on_cpu and gpus else "this machine has no GPU"
-        yield Problem(keys[1], f"{wanted} is above 1, and {why}: every node has one rank; raise nodes instead")
+        remedy = f"give --gpus-per-node 1 --nodes {nodes * wanted} for as many ranks, or fewer"
+        yield Problem(keys[1], f"{wanted} is above 1, and {why}: every node has one rank; {remedy}")
     elif job.request.gpus_per_node * nodes > len(gpus):
         each = job.request.gpus_per_node
         yield Problem(

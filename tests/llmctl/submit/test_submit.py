@@ -75,7 +75,7 @@ REFUSED = [
     (["--set", "model.group_query_attention=true"], 2, ["--set model.group_query_attention", "model.num_query_groups"]),
     (["--set", "data.mock_data=false"], 2, ["data.data_path", "is unset", "data prepare"]),
     (["--set", "data.mock_data=false", "--set", "data.data_path=toks"], 2, ["--set data.data_path", "/work/toks.bin"]),
-    (["--gpus-per-node", "2"], 2, ["--gpus-per-node", "no GPU", "raise nodes"]),
+    (["--gpus-per-node", "2"], 2, ["--gpus-per-node", "no GPU", "--gpus-per-node 1 --nodes 2 for as many ranks"]),
     (["--queue", "q"], 2, ["--queue", "no queues", "leave it out"]),
     (["--mount", "a:b"], 2, ["--mount", "'a:b'", "no containers"]),
     (["--nodes", "100000"], 2, ["--nodes", "above 1024"]),
