@@ -113,6 +113,7 @@ def slow_start(site: Site) -> Iterator[Path]:
     go_on = site.cluster.state / "go-on"
     with site.cluster.prolog(f"until [[ -e {go_on} ]]; do sleep 0.2; done\n"):
         yield go_on
+        go_on.touch()
 
 
 @pytest.mark.usefixtures("patient")

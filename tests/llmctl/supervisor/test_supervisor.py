@@ -230,12 +230,17 @@ def test_a_job_that_begins_after_its_time_limit_launches_nothing(tmp_path):
 
 def test_the_earlier_of_two_limits_stops_the_run(tmp_path):
     program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done; exit 5\n'
-    ends = str(int(time.time()) + 6)
-    job = run_job(tmp_path, program, "--end-time", ends, is_training=True, stop_after_s=3600, stop_grace_s=600)
-    asked = re.search(r"at the time limit, after (\d+) s", job.communicate(timeout=HANG_S)[1])
+    for seconds in (6, 24, 96):
+        run_dir = tmp_path / str(seconds)
+        ends = str(int(time.time()) + seconds)
+        job = run_job(run_dir, program, "--end-time", ends, is_training=True, stop_after_s=3600, stop_grace_s=600)
+        asked = re.search(r"at the time limit, after (\d+) s", job.communicate(timeout=HANG_S)[1])
+        # A busy machine may need longer than the limit to begin.
+        if asked:
+            break
     # Half of what is left, as less is left than twice the grace.
-    assert asked and 0 < int(asked[1]) <= 3
-    assert (job.returncode, ending(tmp_path)["reason"]) == (5, "timeout")
+    assert asked and 0 < int(asked[1]) <= seconds / 2
+    assert (job.returncode, ending(run_dir)["reason"]) == (5, "timeout")
 
 
 def test_a_killed_supervisor_has_left_signs_of_life(tmp_path):
