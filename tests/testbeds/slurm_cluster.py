@@ -322,14 +322,18 @@ class SlurmCluster:
         )
 
     def _start_database(self) -> None:
-        data, socket = self.state / "db", self.state / "run" / "db.sock"
-        shutil.chown(data, "mysql")
+        data, socket, scratch = self.state / "db", self.state / "run" / "db.sock", self.state / "db-scratch"
+        # Its files are named after the process id, which two clusters may share: not in /tmp.
+        scratch.mkdir()
+        for folder in (data, scratch):
+            shutil.chown(folder, "mysql")
         self.daemon(
             "mariadb-install-db",
             "mariadb-install-db",
             "--no-defaults",
             "--user=mysql",
             f"--datadir={data}",
+            f"--tmpdir={scratch}",
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
@@ -343,6 +347,7 @@ class SlurmCluster:
         ]
         places = [
             f"--datadir={data}",
+            f"--tmpdir={scratch}",
             f"--socket={socket}",
             f"--pid-file={data}/db.pid",
             "--bind-address=127.0.0.1",
