@@ -1,6 +1,7 @@
-"""Ways to ask a launch line to end, to which launchers react differently, and the end that Slurm sets for a job."""
+"""Ways to ask a launch line to end, to which launchers react differently, and the time that Slurm leaves a job."""
 
 import os
+import re
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -11,6 +12,8 @@ from . import processes
 
 _SLURM_S = 30.0
 """Patience with one command of Slurm, whose controller may be down."""
+_LEFT = re.compile(r"([0-9]+-)?([0-9]+:){1,2}[0-9]+$")
+"""squeue's words for a time: minutes and seconds, with hours and days before them if there are any."""
 
 
 class EndRequest(ABC):
@@ -86,7 +89,8 @@ class EndByLaunchLine(EndRequest):
 class EndByStep(EndRequest):
     """scancel to the run's own step of a Slurm job: SIGTERM, then SIGKILL, which reaches stopped processes too.
 
-    Without the step, SIGTERM to srun, which kills what it has started. Slurm's own KillWait plays no part.
+    Without the step, SIGTERM to srun, which kills what it has started. Slurm's own KillWait plays no part, except for a
+    job that has reached its limit: Slurm (22.05) refuses scancel then, and kills what is left itself.
     """
 
     def __init__(self, job_id: str, step_name: str) -> None:
@@ -126,22 +130,31 @@ class EndByStep(EndRequest):
             return False
 
 
-def end_of_slurm_job(job_id: str, environ: Mapping[str, str]) -> Optional[float]:
-    """Time at which Slurm ends a job, in seconds since 1970, for versions that give the job no SLURM_JOB_END_TIME.
+def left_of_slurm_job(job_id: str, environ: Mapping[str, str]) -> Optional[float]:
+    """Seconds until a job of Slurm reaches its time limit, which may have been changed since its start.
+
+    Of all times that Slurm tells, only this one knows nothing of a preemption.
 
     Returns:
-        None without a time limit, or if Slurm does not answer.
+        Zero after the limit. None without one, or if Slurm does not answer.
     """
     try:
         asked = subprocess.run(
-            ["squeue", "--noheader", f"--jobs={job_id}", "--format=%e"],
-            # strftime's seconds since 1970: an hour that a clock shows twice in autumn has no doubt.
-            env={**environ, "SLURM_TIME_FORMAT": "%s"},
+            ["squeue", "--noheader", f"--jobs={job_id}", "--format=%L"],
+            env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             timeout=_SLURM_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    answer = asked.stdout.strip()
-    return float(answer) if answer.isdigit() else None
+    answer = asked.stdout.decode(errors="replace").strip()
+    if answer == "INVALID":
+        return 0.0
+    if not _LEFT.match(answer):
+        return None
+    days, _, clock = answer.rpartition("-")
+    seconds = int(days or 0) * 24 * 3600
+    for place, number in enumerate(reversed(clock.split(":"))):
+        seconds += int(number) * 60**place
+    return float(seconds)

@@ -31,7 +31,7 @@ from .cause import (
 )
 from .chain.passing import Chain
 from .copies import remove_copies
-from .end_request import EndByFile, EndByLaunchLine, EndBySignal, EndByStep, EndRequest, end_of_slurm_job
+from .end_request import EndByFile, EndByLaunchLine, EndBySignal, EndByStep, EndRequest, left_of_slurm_job
 from .ends import doubt_about_success
 from .machines.following import Absence, await_next, find_absence, rendezvous_of_head
 from .node import FLIGHT_FOLDER, attempt_variables, end_file_of
@@ -89,7 +89,8 @@ class Supervisor:
         end = options.end_time
         self._end_time = float(end) if end.isdigit() else None
         if end == "ask":
-            self._end_time = end_of_slurm_job(options.job_id, environ)
+            left_s = self._left_s()
+            self._end_time = None if left_s is None else time.time() + left_s
 
     def run(self) -> int:
         """Create the attempt, run the launch line and record the end, again after a failure; returns the exit code.
@@ -149,6 +150,7 @@ class Supervisor:
             self._signals,
             self._end_request(attempt),
             stop_after_s=self._stop_after_s(),
+            left_s=self._left_s,
             peers=peers,
             notices=self._notices,
             is_head=self._node == 0,
@@ -327,6 +329,10 @@ class Supervisor:
         if self._options.end_by == "step":
             return EndByStep(self._options.job_id, f"{self._job.run_id}.{attempt.number}")
         return EndBySignal()
+
+    def _left_s(self) -> Optional[float]:
+        """Seconds that Slurm leaves the job now; None without a limit, and with other schedulers."""
+        return left_of_slurm_job(self._options.job_id, self._environ) if self._options.end_time else None
 
     def _stop_after_s(self) -> float:
         """Seconds until the run is asked to stop, from job.json or from the scheduler; 0 without a limit.

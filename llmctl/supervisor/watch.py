@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Optional, Set, Tuple
+from typing import Callable, Optional, Set, Tuple
 
 from . import processes
 from .attempt import Attempt, outcome_of_rank_0, tell
@@ -59,6 +59,7 @@ class Watch:
         end_request: EndRequest,
         *,
         stop_after_s: float,
+        left_s: Callable[[], Optional[float]] = lambda: None,
         peers: Optional[Peers] = None,
         notices: Optional[Notices] = None,
         is_head: bool = True,
@@ -72,6 +73,7 @@ class Watch:
             signals: of this process.
             end_request: asks the launch line to end.
             stop_after_s: seconds from now until the run is asked to stop; 0 disables the timer.
+            left_s: asks for the seconds until the scheduler's time limit; None if it has none or does not tell.
             peers: the other machines, if no scheduler watches them.
             notices: to the user; None on other machines than the head node.
             is_head: True on the head node, whose end is the run's end.
@@ -98,6 +100,7 @@ class Watch:
         self._failures = FirstFailure(attempt.folder) if is_head_of_ranks else None
         self._began = time.monotonic()
         self._stop_after_s = stop_after_s
+        self._ask_left_s = left_s
         self._deadline: Optional[float] = None
         self._is_asked = False
         self._has_failed = False
@@ -269,12 +272,22 @@ class Watch:
                 self._deadline = now
             return
         self.signal = name
-        # Schedulers announce the time limit by USR1 or USR2, and any other end by TERM. A warning long before our own
-        # timer means preemption (Slurm: send_user_signal), after which the scheduler may requeue this job.
-        if is_warning and self._stop_after_s > now - self._began + EARLY_WARNING_S:
-            self.signal = "TERM"
-        elif is_warning:
-            self._is_timeout = True
+        self._begin_end(now)
+        # Schedulers announce the time limit by USR1 or USR2, and any other end by TERM. A warning long before the limit
+        # means preemption (Slurm: send_user_signal), after which the scheduler may requeue this job.
+        if is_warning:
+            self._is_timeout = self._is_near_limit(now)
+            self.signal = name if self._is_timeout else "TERM"
+
+    def _is_near_limit(self, now: float) -> bool:
+        """True shortly before our own timer, or before a limit that was lowered after the job's start."""
+        if self._stop_after_s <= now - self._began + EARLY_WARNING_S:
+            return True
+        left_s = self._ask_left_s()
+        return left_s is not None and left_s <= self._job.stop_grace_s + EARLY_WARNING_S
+
+    def _begin_end(self, now: float) -> None:
+        """Ask the ranks to save and to exit."""
         if self._child is None:
             return
         self._note_launch()

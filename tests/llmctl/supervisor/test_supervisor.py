@@ -243,6 +243,27 @@ def test_the_earlier_of_two_limits_stops_the_run(tmp_path):
     assert (job.returncode, ending(run_dir)["reason"]) == (5, "timeout")
 
 
+@pytest.mark.parametrize(
+    ("left", "signal_told"),
+    [("0:59", "USR1"), ("INVALID", "USR1"), ("59:59", "TERM"), ("1-00:00:00", "TERM"), ("UNLIMITED", "TERM")],
+)
+def test_a_warning_is_of_the_limit_that_holds_now(tmp_path, monkeypatch, left, signal_told):
+    """A limit may have been lowered. Without that, an early warning announces a preemption."""
+    (tmp_path / "bin").mkdir()
+    squeue = tmp_path / "bin/squeue"
+    squeue.write_text(f'#!/bin/sh\n[ "$*" = "--noheader --jobs=7 --format=%L" ] && echo {left}\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    program = 'touch "$LLMCTL_HOSTFILE"; until [[ -e $LLMCTL_ATTEMPT_DIR/stop ]]; do sleep 0.1; done; exit 5\n'
+    later = str(int(time.time()) + 86400)
+    job = run_job(tmp_path / "run", program, "--end-time", later, is_training=True, stop_grace_s=60)
+    wait_for((tmp_path / "run/attempts/1/hostfile").exists, "the launcher")
+    job.send_signal(signal.SIGUSR1)
+    job.communicate(timeout=HANG_S)
+    told = ending(tmp_path / "run")
+    assert (told["signal"], told["reason"]) == (signal_told, "timeout" if signal_told == "USR1" else "failed")
+
+
 def test_a_killed_supervisor_has_left_signs_of_life(tmp_path):
     job = run_job(tmp_path, "sleep 60000\n")
     path = tmp_path / "attempts/1/alive.json"
