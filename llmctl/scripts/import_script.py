@@ -345,7 +345,11 @@ def _unread(error: ConfigError, interpreter: Interpreter) -> list[tuple[int, str
 
 
 def _blamed(error: ConfigError, origins: Mapping[str, str], launch_line: int) -> tuple[int, str]:
-    """Line and message of a problem: those of the flag that set the key, else of the launch line."""
+    """Line and message of a problem: those of the flag that set the key, or that is missing on the launch line."""
     origin = origins.get(error.key, "")
-    words = f"{origin.partition(',')[0]} ({error.key})" if origin else error.key
+    _, dot, name = error.key.partition(".")
+    flag = origin.partition(",")[0]
+    if not origin and dot and "is required" in error.problem:
+        flag = f"--{name.replace('_', '-')}"
+    words = f"{flag} ({error.key})" if flag else error.key
     return line_of(origin) or launch_line, f"{words}: {error.problem}" if words else error.problem

@@ -12,6 +12,9 @@ from llmctl.scripts.shell.values import Value, missing_of, text_of
 
 _DATE_FORMAT = re.compile(r"(?:[^%]|%[YymdHMSjabBFTs%-])*")
 _QUOTIENT = re.compile(r"scale\s*=\s*(\d{1,2})\s*;\s*(-?\d{0,30}\.?\d{1,30})\s*/\s*(-?\d{0,30}\.?\d{1,30})")
+_NUMBERS = re.compile(r"(?:-s ?(\S+) )?(-?\d{1,9}(?: -?\d{1,9}){0,2})")
+_MOST_NUMBERS = 10_000
+"""Numbers that a script may count to with seq; more are left to the job."""
 _PERL = re.compile(r"print\s*([\d_\s+*()-]+);?")
 
 
@@ -39,8 +42,8 @@ def output_of(words: Sequence[Value], number: Callable[[str], int | None], now: 
         return posixpath.basename(arguments[0].rstrip("/")).removesuffix(*(arguments[1:] or [""]))
     if name == "echo":
         return " ".join(argument for argument in arguments if argument not in ("-n", "-e"))
-    if name == "printf":
-        return _printf(arguments)
+    if name in ("printf", "seq"):
+        return _printf(arguments) if name == "printf" else _seq(arguments)
     sums = " ".join(arguments) if name == "expr" else _perl_sums(arguments) if name == "perl" else None
     if sums is not None:
         value = number(sums)
@@ -70,6 +73,20 @@ def _printf(arguments: Sequence[str]) -> str | None:
         return (arguments[0].replace("\\n", "\n") % values).rstrip("\n")
     except (ValueError, TypeError):
         return None
+
+
+def _seq(arguments: Sequence[str]) -> str | None:
+    """The whole numbers of seq(1), with another separator than a new line after ``-s``; None for other options."""
+    text = " ".join(arguments)
+    found = _NUMBERS.fullmatch(text)
+    if found is None:
+        return None
+    bounds = [int(word) for word in found[2].split()]
+    first, step, last = (bounds[0] if len(bounds) > 1 else 1), (bounds[1] if len(bounds) > 2 else 1), bounds[-1]
+    if not step or (last - first) / step > _MOST_NUMBERS:
+        return None
+    numbers = range(first, last + (1 if step > 0 else -1), step)
+    return (found[1] or "\n").join(map(str, numbers))
 
 
 def quotient_of(text: str) -> str | None:

@@ -50,6 +50,7 @@ def config_of(text: str, folder: Path, **given: str) -> TrainConfig:
         ("python train_llama.py --x 1", r"line 1: train_llama.py is not a known training program"),
         (f"{TRAIN} --nmu-layers 2", r"line 1: --nmu-layers: unknown flag; did you mean --num-layers"),
         (f"{TRAIN} \\\n --micro-batch-size zero", r"line 2: --micro-batch-size \(training.micro_batch_size\): 'zero'"),
+        (TRAIN.replace("--seq-length 32", ""), r"line 1: --seq-length \(training.seq_length\): is required"),
         (
             f"DATA=<Specify path>\n{TRAIN} --vocab-file $DATA",
             r"line 1: --vocab-file: <Specify path> is a place .*--arg DATA=VALUE",

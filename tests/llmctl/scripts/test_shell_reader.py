@@ -117,6 +117,10 @@ show "$(cat $OUT/f.json)"
 show "$(basename /a/b.sh .sh)" $(dirname /a/b) "$(echo x  y)" $(printf "%03d" 7) `echo old` $(expr 2 \* 3)
 show $(echo "3 * 4" | bc)
 """,
+    "seq": """
+for i in $(seq 3) $(seq 2 -2 -3) $(seq 3 1) $(seq 7 3 13); do show $i; done
+show $(seq -s, 0 3) $(seq -s : 4 5) $(seq -2 0)
+""",
 }
 
 
