@@ -18,6 +18,7 @@ if not __package__:
     # Started by its folder, `python PATH/trainer`: this package, whatever else is called trainer on Python's path.
     sys.path[0] = str(Path(sys.path[0]).parent)
 
+from trainer.process.garbage import importing_torch
 from trainer.process.launch_environment import LaunchEnvironment, LaunchError, resolve_launch_environment
 from trainer.process.orphan import end_with_parent
 from trainer.process.rank_log import ConsoleCopy, redirect_output
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         # llmctl started this command in the foreground. A command that a user started by hand may outlive its shell.
         end_with_parent(parent)
     try:
-        module = importlib.import_module(COMMANDS[name][0])
+        with importing_torch():
+            module = importlib.import_module(COMMANDS[name][0])
         return int(module.main(rest, os.environ) if name in _WITH_ENVIRONMENT else module.main(rest))
     except KeyboardInterrupt:
         # Users call these commands through llmctl.

@@ -17,6 +17,7 @@ from trainer.ops.build.build_settings import BuildSettings
 from trainer.planning.checks import check_world_size
 from trainer.planning.command_line import CommandLine, UsageError, build_train_config, flag_keys, parse_command_line
 from trainer.process.failure import record_failure
+from trainer.process.garbage import importing_torch
 
 if TYPE_CHECKING:
     from trainer.process.launch_environment import LaunchEnvironment
@@ -113,8 +114,8 @@ def main(
     defaults = cuda_defaults(config) | allocator_defaults(config, launch, environment) | tracker_defaults(config)
     for name, value in defaults.items():
         environment.setdefault(name, value)
-    from trainer.training.pretraining import run_pretraining
-
+    with importing_torch():
+        from trainer.training.pretraining import run_pretraining
     return run_pretraining(config, launch, run, settings)
 
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from trainer.planning.command_line import build_train_config, parse_command_line
-from trainer.process.garbage import GarbageCollector
+from trainer.process.garbage import GarbageCollector, importing_torch
 
 
 class Node:
@@ -50,6 +50,30 @@ def test_objects_that_exist_at_the_start_are_frozen():
         assert is_collected(gc.collect)
     gc.collect()
     assert first_is_there() is None
+
+
+def test_what_an_import_makes_is_never_visited():
+    with importing_torch():
+        assert not gc.isenabled()
+        made = weakref.ref(Node())
+    try:
+        assert gc.isenabled() and gc.get_freeze_count() > 1000
+        assert is_collected(gc.collect) and made() is not None
+    finally:
+        gc.unfreeze()
+    gc.collect()
+    assert made() is None
+
+
+def test_an_import_does_not_enable_collections_that_are_off():
+    gc.disable()
+    try:
+        with importing_torch():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 def test_frozen_objects_are_freed_when_nothing_refers_to_them():
