@@ -133,7 +133,8 @@ class EndByStep(EndRequest):
 def left_of_slurm_job(job_id: str, environ: Mapping[str, str]) -> Optional[float]:
     """Seconds until a job of Slurm reaches its time limit, which may have been changed since its start.
 
-    Of all times that Slurm tells, only this one knows nothing of a preemption.
+    Slurm's end time (%e) would not do: a preemption cuts it to its grace time (Slurm's src/interfaces/preempt.c). The
+    time left is the limit without the time used (src/squeue/print.c).
 
     Returns:
         Zero after the limit. None without one, or if Slurm does not answer.
